@@ -281,7 +281,8 @@ async def test_beats_fill_the_silence_and_stop_at_the_end(autojump_clock: MockCl
     sender = Sender(send)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
-        nursery.start_soon(sender.keep_alive, KeepAlive(10, beat))
+        nursery.start_soon(sender.beside, trio.sleep_forever)
+        sender.keep_alive(KeepAlive(10, beat))
         await trio.sleep(24)
         await sender({"body": b"a"})
         await trio.sleep(9.5)  # it is 35.5, and a beat began at 35
@@ -314,7 +315,8 @@ async def test_a_beat_is_not_sent_when_something_else_was(autojump_clock: MockCl
     sender = Sender(send)
     async with trio.open_nursery() as nursery:
         await sender({"body": b"start"})
-        nursery.start_soon(sender.keep_alive, KeepAlive(10, slow_beat))
+        nursery.start_soon(sender.beside, trio.sleep_forever)
+        sender.keep_alive(KeepAlive(10, slow_beat))
         await trio.sleep(12)
         await sender({"body": b"a"})  # a beat was being made
         await trio.sleep(9)

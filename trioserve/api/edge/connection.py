@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
 from contextlib import aclosing
 from functools import partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
@@ -185,6 +185,8 @@ class Sender:
         self._send, self._hold = send, hold
         self._lock = trio.Lock()
         self._last = -math.inf  # when the last send began
+        self._keep_alive: KeepAlive | None = None
+        self._silence = trio.CancelScope()  # until it is time to look whether a comment is due
         #: Whether the last message is on its way, or was sent.
         self.is_closing = False
 
@@ -206,21 +208,32 @@ class Sender:
         self.is_closing = True
         await self(message, hold=bool(message["body"]))
 
-    async def keep_alive(self, what: KeepAlive) -> None:
-        """Send a comment after each `interval` without a message. Runs until cancelled."""
-        while not self.is_closing:
-            last = self._last
-            await trio.sleep_until(last + what.interval)
-            if self._lock.locked():
-                async with self._lock:
-                    pass  # the send in progress has ended
-            elif self._is_silent_since(last):
-                data = await what.comment()
-                if self._is_silent_since(last):
-                    await self(_part(data))
+    def keep_alive(self, what: KeepAlive) -> None:
+        """Have comments sent after each `interval` without a message."""
+        self._keep_alive = what
+        self._silence.deadline = self._last + what.interval
 
-    def _is_silent_since(self, last: float) -> bool:
-        return self._last == last and not self._lock.locked() and not self.is_closing
+    async def beside(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Send comments while a function waits, which is called again after each of them."""
+        while True:
+            with self._silence:
+                await wait()
+                return
+            await self._comment()
+
+    async def _comment(self) -> None:
+        what, last = self._keep_alive, self._last
+        assert what is not None
+        if self._lock.locked():
+            async with self._lock:
+                pass  # the send in progress has ended
+        elif trio.current_time() >= last + what.interval and not self.is_closing:
+            data = await what.comment()
+            if self._last == last and not (self._lock.locked() or self.is_closing):
+                await self(_part(data))
+        self._silence = trio.CancelScope()
+        if not self.is_closing:
+            self._silence.deadline = self._last + what.interval
 
 
 class Connection(TrioASGIHTTPConnection):
@@ -253,13 +266,16 @@ class Connection(TrioASGIHTTPConnection):
             )
             with trio.CancelScope() as scope:
                 receiving = partial(self.handle_messages, scope, request, receive)
-                async with alongside(receiving) as nursery:
+                async with alongside(partial(self._sender.beside, receiving)) as nursery:
                     await self.handle_request(nursery, request, self._sender)
 
     async def handle_messages(  # type: ignore[override]
         self, scope: trio.CancelScope, request: QuartRequest, receive: ASGIReceiveCallable
     ) -> None:
-        """Feed the body to the request, and cancel it when the client disconnects."""
+        """Feed the body to the request, and cancel it when the client disconnects.
+
+        When cancelled, this loses no message.
+        """
         assert isinstance(request, Request)
         while True:
             message = await receive()
@@ -306,7 +322,7 @@ class Connection(TrioASGIHTTPConnection):
                 hold=request.is_ready,
             )
             if request.keep_alive is not None:
-                nursery.start_soon(send.keep_alive, request.keep_alive)
+                send.keep_alive(request.keep_alive)
             last = await self._send_body(response.pieces)
             await _linger(request)
             await send.close(_part(last, more=False))

@@ -51,7 +51,7 @@ from hypercorn.typing import ConnectionState
 from trioserve.api.base import errors, sse
 from trioserve.api.connections import NAME, Connections
 from trioserve.api.edge.connection import HOLD, network_of
-from trioserve.concurrency import Patience
+from trioserve.concurrency import TURN, Patience
 from trioserve.errors import InvalidRequestError, TrioServeError, UnavailableError, first_error
 from trioserve.hosts import parse_authority
 from trioserve.log import get_logger
@@ -313,14 +313,14 @@ class HTTP1(H11Protocol):
         self._n_chunks = self._n_chunk_bytes = 0
         self._head_begun = False
         headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
-        await super()._create_stream(
-            h11.Request(
+        if len(headers) < len(request.headers):
+            request = h11.Request(
                 method=request.method,
                 target=request.target,
                 headers=headers,
                 http_version=request.http_version,
             )
-        )
+        await super()._create_stream(request)
 
 
 def _last_response(error: TrioServeError, status: int, *headers: str) -> bytes:
@@ -348,8 +348,8 @@ class TCPConnection(TCPServer):
         self._state = state
         # The watch over unread tokens comes first. This one is for what that does not count.
         self._send_timeout = 2 * state.config.stall_timeout
-        #: Seconds to wait for the rest of a request's head.
-        self._patience = HEAD_SECONDS
+        self._turn = trio.CancelScope()  # of waiting for the client
+        self._wait_for_client(HEAD_SECONDS)
         self._scope = trio.CancelScope()  # of the connection
         self._address = "-"  # of the client
         stream: Any = self.stream  # Hypercorn's annotation knows TLS only
@@ -382,25 +382,44 @@ class TCPConnection(TCPServer):
         if isinstance(event, RawData):
             if rest := self._send_now(event.data):
                 await self._send(rest)
-        elif isinstance(event, Updated) and self._client_has_gone:
-            pass  # a response has ended, and there is no next request to wait for
         elif isinstance(event, Received):
             self._state.is_served(self._address, self._scope)
         elif isinstance(event, HeadBegun):
-            self._patience = HEAD_SECONDS
-            await self.idle_task.restart(self._task_group, self._idle_timeout)
+            self._wait_for_client(HEAD_SECONDS)
+        elif isinstance(event, Updated):
+            if self._client_has_gone:
+                return  # a response has ended, and there is no next request to wait for
+            self._state.waits(self._address, self._scope)
+            if not event.idle:
+                self._left = self._turn.deadline = math.inf
+            else:
+                self._wait_for_client(math.inf)
+                if self.context.terminated.is_set():
+                    await self.idle_task.restart(self._task_group, self._idle_timeout)
         else:
-            if isinstance(event, Updated):
-                self._patience = self.config.keep_alive_timeout
-                self._state.waits(self._address, self._scope)
             if isinstance(event, Reset):
                 self._reset()
             await super().protocol_send(event)
 
+    def _wait_for_client(self, seconds: float) -> None:
+        """Give the client some seconds from now on, at most those of an idle connection."""
+        self._began = trio.current_time()
+        self._left = min(seconds, self.config.keep_alive_timeout)
+        self._turn.deadline = self._began + min(self._left, TURN)
+
     async def _idle_timeout(self) -> None:
-        seconds = min(self._patience, self.config.keep_alive_timeout)
-        with contextlib.suppress(trio.TooSlowError):
-            await Patience(seconds).wait(self.context.terminated.wait)
+        """Close the connection when the time of the client is over, or the server ends.
+
+        One task does it for all requests. It counts in turns, as `Patience` does.
+        """
+        while self._left > 0:
+            with self._turn:
+                await self.context.terminated.wait()
+                if self._left < math.inf:
+                    break
+                return  # the connection is closed once the response is sent
+            self._turn = trio.CancelScope()
+            self._wait_for_client(self._left - min(trio.current_time() - self._began, TURN))
         with trio.CancelScope(shield=True):
             await self._initiate_server_close()
 
