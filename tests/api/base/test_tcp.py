@@ -46,7 +46,9 @@ from trioserve.testing import ScriptedBackend, scripted
 def connection_on(stream: trio.abc.Stream, stall_timeout: float = 10) -> TCPConnection:
     """A connection of an app, without its protocol."""
     app = Mock(app=Mock(extensions={NAME: Mock(config=Config(stall_timeout=stall_timeout))}))
-    return TCPConnection(app, Mock(read_timeout=None, keep_alive_timeout=60.0), Mock(), Mock(), stream)
+    return TCPConnection(
+        app, Mock(read_timeout=None, keep_alive_timeout=60.0), Mock(), Mock(), stream
+    )
 
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -82,7 +82,7 @@ def is_within(value: Any, limit: int) -> bool:
         size += 2
         if isinstance(value, str):
             size += len(value)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict):
             values += value
             values += value.values()
         elif isinstance(value, list):

@@ -22,7 +22,7 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterable
 from contextlib import aclosing
-from functools import partial
+from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,12 +30,13 @@ import trio
 from quart.utils import encode_headers
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
+from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import KeepAlive, Last
 from trioserve.api.base.routes import Route
-from trioserve.concurrency import Patience, alongside
+from trioserve.concurrency import Bell, Patience, alongside
 from trioserve.errors import BodyTimeoutError, PayloadTooLargeError, TrioServeError
 from trioserve.types import CancelReason
 
@@ -108,6 +109,27 @@ class Body:
         return bytes(self._data)
 
 
+class RequestHeaders(Headers):
+    """The headers of a request. They do not change, so looking one up takes no search."""
+
+    def __init__(self, headers: Headers) -> None:
+        super().__init__(headers)
+        self._first: dict[str, str] = {}
+        for name, value in headers:
+            self._first.setdefault(name.lower(), value)
+
+    def get(  # type: ignore[override]  # of three overloads
+        self, key: str, default: Any = None, type: Any = None
+    ) -> Any:
+        """The first header of a name, whatever its case."""
+        if type is not None:
+            return super().get(key, default, type)
+        return self._first.get(key.lower(), default)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and key.lower() in self._first
+
+
 class Request(TrioRequest):
     """A request with what belongs to its answer.
 
@@ -162,6 +184,7 @@ def address_of(request: Request) -> str:
     return network_of(request.remote_addr or "")
 
 
+@lru_cache(maxsize=256)
 def network_of(address: str) -> str:
     """The address that identifies a client: for IPv6 its /64, because a client has all of it."""
     try:
@@ -183,7 +206,7 @@ class Sender:
 
     def __init__(self, send: ASGISendCallable, hold: Callable[[], object] = bool) -> None:
         self._send, self._hold = send, hold
-        self._lock = trio.Lock()
+        self._is_sending, self._sent = False, Bell()
         self._last = -math.inf  # when the last send began
         self._keep_alive: KeepAlive | None = None
         self._silence = trio.CancelScope()  # until it is time to look whether a comment is due
@@ -191,17 +214,21 @@ class Sender:
         self.is_closing = False
 
     async def __call__(self, message: Any, *, hold: bool = False) -> None:
-        if self._lock.locked():  # a comment is on its way
-            await self._lock.acquire()
-        else:
-            self._lock.acquire_nowait()  # costs no turn of the event loop
+        await self._end_of_send()
+        self._is_sending = True
         try:
             self._last = trio.current_time()
             if hold:
                 self._hold()
             await self._send(message)
         finally:
-            self._lock.release()
+            self._is_sending = False
+            self._sent.ring()
+
+    async def _end_of_send(self) -> None:
+        """Wait for the message that is on its way, if there is one: the other task sends it."""
+        while self._is_sending:
+            await self._sent.wait()
 
     async def close(self, message: Any) -> None:
         """Send the last message, with no comments after it."""
@@ -224,12 +251,11 @@ class Sender:
     async def _comment(self) -> None:
         what, last = self._keep_alive, self._last
         assert what is not None
-        if self._lock.locked():
-            async with self._lock:
-                pass  # the send in progress has ended
+        if self._is_sending:
+            await self._end_of_send()
         elif trio.current_time() >= last + what.interval and not self.is_closing:
             data = await what.comment()
-            if self._last == last and not (self._lock.locked() or self.is_closing):
+            if self._last == last and not (self._is_sending or self.is_closing):
                 await self(_part(data))
         self._silence = trio.CancelScope()
         if not self.is_closing:
@@ -253,7 +279,7 @@ class Connection(TrioASGIHTTPConnection):
         request.received = trio.Event()
         state: dict[str, Any] = self.scope.get("state") or {}  # none: of a test client
         self._sender = Sender(send, state.get(HOLD, bool))
-        headers = request.headers
+        request.headers = headers = RequestHeaders(request.headers)
         with self.app.state.request() as held:
             request.caller = Caller(
                 request_id=choose_id(headers.get(ID_HEADER)),
