@@ -38,6 +38,7 @@ from trioserve.api.edge import connection as requests, tcp
 from trioserve.api.edge.tcp import Reset, TCPConnection
 from trioserve.api.service import Service
 from trioserve.app import create_app
+from trioserve.concurrency import TURN
 from trioserve.config import Config
 from trioserve.errors import UnavailableError
 from trioserve.testing import ScriptedBackend, scripted
@@ -228,6 +229,22 @@ async def test_a_head_has_little_time_to_arrive(
         await stream.send_all(HALF)
         with patiently():
             assert await stream.receive_some() == b""
+
+
+async def test_a_request_that_comes_as_a_turn_of_the_wait_ends(autojump_clock: MockClock) -> None:
+    async def ask() -> None:
+        await trio.sleep(TURN)
+        await connection.protocol_send(Updated(idle=False))
+
+    for _ in range(30):  # Trio runs tasks in any order
+        connection = connection_on(Mock(aclose=AsyncMock()))
+        connection.context.terminated.wait = trio.sleep_forever  # type: ignore[method-assign]
+        connection.protocol = Mock(handle=AsyncMock())
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            with trio.move_on_after(3600) as scope:
+                await connection._idle_timeout()
+        assert scope.cancelled_caught  # it lasts as long as its answer
 
 
 @pytest.mark.parametrize(

@@ -419,7 +419,8 @@ class TCPConnection(TCPServer):
                     break
                 return  # the connection is closed once the response is sent
             self._turn = trio.CancelScope()
-            self._wait_for_client(self._left - min(trio.current_time() - self._began, TURN))
+            if self._left < math.inf:  # else a request came as the turn ended
+                self._wait_for_client(self._left - min(trio.current_time() - self._began, TURN))
         with trio.CancelScope(shield=True):
             await self._initiate_server_close()
 
