@@ -26,7 +26,9 @@ ADVICE = "A request may have 1,024 tokens: four share 4,096. Set -np 1 for longe
 
 def told(**more: object) -> ModelState:
     """The state of a loaded model whose process has said this."""
-    return ModelState(value=Status.LOADED, info={"meta": {"n_ctx": 1024}, **more})
+    counts = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size")
+    meta = {**dict.fromkeys(counts, 0), "n_ctx": 1024, "ftype": "Q8_0"}
+    return ModelState(value=Status.LOADED, info={"meta": meta, **more})
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def router(loop: TrioThread, script: PacedScript) -> Iterator[Routed]:
         )
         fleet.states["large"] = ModelState(value=Status.LOADING, progress=0.4)
         fleet.states["base"] = told(has_chat_template=False)
-        takes = {"input_modalities": ["text", "image", "audio"]}
+        takes = {"input_modalities": ["text", "image", "audio"], "output_modalities": ["text"]}
         fleet.states["seeing"] = ModelState(info={"architecture": takes})
         seeing = entry("seeing", source=Source.CACHE, size=2_500_000_000)
         fleet.catalog.entries = {**fleet.catalog.entries, "seeing": seeing}
