@@ -79,6 +79,7 @@ def test_chats_are_pinned_and_copied(chat: ChatPage, script: PacedScript) -> Non
 
     chat.menu_of("The oldest.", "Duplicate")
     expect(chat.chats.first).to_contain_text("The oldest. (copy)")
+    expect(chat.page.get_by_role("heading", name="The oldest. (copy)")).to_be_visible()
     expect(chat.answers).to_contain_text(["It works."])
     script.answer = "Only in the copy."
     chat.ask("And now?")
