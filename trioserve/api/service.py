@@ -449,7 +449,7 @@ class Service(AppState):
 
     async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Describe the server."""
-        return json(properties_of(self.server))
+        return json(properties_of(self.use(None, caller)))
 
     async def set_properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Say yes, if flags allow to change properties: there is none to change yet."""
@@ -490,7 +490,7 @@ class Service(AppState):
         """Put the model to sleep once no request runs, and wait for that."""
         await self._named(name, caller).sleep()
 
-    async def download(self, name: str, *, again: bool = False) -> str:
+    async def download(self, name: str, caller: Caller, *, again: bool = False) -> str:
         """Refuse to download a model."""
         raise _only_one()
 

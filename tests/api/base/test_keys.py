@@ -15,6 +15,8 @@ from trioserve.api import App
 from trioserve.api.base.routes import Route
 from trioserve.app import create_app, create_router
 from trioserve.config import Config
+from trioserve.models.hub import HubReference
+from trioserve.router.downloads import Download
 from trioserve.router.states import FleetEvent
 from trioserve.testing import ScriptedBackend
 
@@ -192,8 +194,9 @@ async def test_a_model_that_a_key_may_not_use(path: Path) -> None:
             for url in ("/api/tags", "/api/ps"):
                 listed = (await client.get(url, headers=bearer(key))).json()["models"]
                 assert len(listed) == n
-            answer = await client.get("/v1/models/this-one", headers=bearer(key))
-            assert answer.status_code == (200 if n else 403)
+            for url in ("/v1/models/this-one", "/props"):
+                answer = await client.get(url, headers=bearer(key))
+                assert answer.status_code == (200 if n else 403)
     async with client_of(keys_file=str(path), alias="x,another-name") as client:
         assert (await ask(client, "o")).status_code == 200
 
@@ -234,6 +237,18 @@ async def test_a_router_lists_and_loads_only_the_models_of_a_key(path: Path) -> 
         wanted = {"model": "one"}
         answer = await client.post("/models/unload", json=wanted, headers=bearer("2"))
         assert answer.status_code == 403
+
+
+async def test_a_key_downloads_only_its_models(path: Path) -> None:
+    path.write_text(table("operator", "2", "manage = true", 'models = ["my/*"]'))
+    async with routed({}, keys_file=str(path)) as router:
+        other = "user/repo:Q8_0"
+        running = Download(HubReference.parse(other))
+        router.service.downloads.running[other] = running  # type: ignore[index]
+        for url in ("/models", "/models/unload", "/api/pull"):
+            answer = await router.client.post(url, json={"model": other}, headers=bearer("2"))
+            assert answer.status_code in (400, 403) and "may" in answer.text, url
+        assert not running.scope.cancel_called
 
 
 async def test_a_key_hears_only_of_its_models(path: Path) -> None:

@@ -169,7 +169,7 @@ class Models(ABC):
         """Free the memory of a model, or cancel its download."""
 
     @abstractmethod
-    async def download(self, name: str, *, again: bool = False) -> str:
+    async def download(self, name: str, caller: Caller, *, again: bool = False) -> str:
         """Begin to download a model from the hub; returns its name. See `Downloads.start`."""
 
     @abstractmethod

@@ -145,7 +145,7 @@ async def described(query: Query, caller: Caller, models: Models, name: str) -> 
 @gives(DownloadStarted)
 async def download(request: ModelRequest, caller: Caller, models: Models) -> Reply:
     """Begin to download a model from the hub."""
-    return json(DownloadStarted(True, await models.download(request.model)))
+    return json(DownloadStarted(True, await models.download(request.model, caller)))
 
 
 @routes.delete("/models")

@@ -311,7 +311,7 @@ async def show(request: OllamaShowRequest, caller: Caller, models: Models) -> Re
 async def pull(request: OllamaPullRequest, caller: Caller, models: Models) -> Reply:
     """Download a model from the hub, and report the progress."""
     events = caller.enter(models.news())
-    name = await models.download(request.model, again=True)
+    name = await models.download(request.model, caller, again=True)
     lines = _pulling(name, events)
     if request.stream:
         return Pieces(pieces=lines, content_type=CONTENT_TYPE)

@@ -261,11 +261,12 @@ class RouterService(AppState):
 
     async def unload(self, name: str, caller: Caller) -> None:
         """Begin to unload a model, or cancel its download."""
-        if not self.downloads.cancel(name):
+        if not (caller.may_use(name) and self.downloads.cancel(name)):
             await self.fleet.unload(self.find(name, caller, exact=True))
 
-    async def download(self, name: str, *, again: bool = False) -> str:
+    async def download(self, name: str, caller: Caller, *, again: bool = False) -> str:
         """Begin to download a model."""
+        caller.check_model(name)
         return await self.downloads.start(name, again=again)
 
     async def remove(self, name: str, caller: Caller) -> None:
