@@ -15,6 +15,7 @@ import trio
 from tests.support.fake_fleet import entry, routed
 from tests.support.http_server import chunks_of
 from tests.support.media_models import write_projector
+from tests.support.waiting import patiently
 from trioserve.api.router import files
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import Source
@@ -113,6 +114,15 @@ async def test_what_a_model_takes_is_known_before_it_is_loaded(
             monkeypatch.setattr(files, "modalities_in", None)  # no file is read again
         one = (await router.client.get("/v1/models/sees")).json()
         assert one["architecture"]["input_modalities"] == expected["sees"]
+
+
+async def test_a_head_without_its_stream_ends_at_once() -> None:
+    async with routed(TWO) as router:
+        with patiently():
+            head = await router.client.head("/models/sse")
+            assert head.headers["content-type"] == "text/event-stream"
+            await router.client.get("/health")  # on the same connection
+        assert not router.fleet.subscribers
 
 
 async def test_one_model() -> None:

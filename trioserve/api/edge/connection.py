@@ -349,7 +349,7 @@ class Connection(TrioASGIHTTPConnection):
             )
             if request.keep_alive is not None:
                 send.keep_alive(request.keep_alive)
-            last = await self._send_body(response.pieces)
+            last = await self._send_body(() if request.method == "HEAD" else response.pieces)
             await _linger(request)
             await send.close(_part(last, more=False))
             await _linger(request)  # until Hypercorn has closed the connection, take what comes
