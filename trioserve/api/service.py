@@ -482,9 +482,10 @@ class Service(AppState):
         return server, server.metrics
 
     async def load(self, name: str, caller: Caller) -> None:
-        """Load the model, if it sleeps, and wait for that."""
+        """Load the model, if it sleeps, and wait for that. Raises as `check_ready`."""
         server = self._named(name, caller)
         await caller.keep_awake(server, caller.context())
+        self.check_ready()
 
     async def unload(self, name: str, caller: Caller) -> None:
         """Put the model to sleep once no request runs, and wait for that."""

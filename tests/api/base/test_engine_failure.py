@@ -77,6 +77,17 @@ async def test_a_stream_ends_with_one_error(path: str, body: dict[str, Any]) -> 
     assert [line["event"] for line in told] == ["the engine has failed"]
 
 
+async def test_a_model_whose_engine_has_failed_is_loaded_after_it_was_unloaded() -> None:
+    async with client_of(backend(), **BROKEN) as client:
+        assert (await client.post("/completion", json={"prompt": "a"})).status_code == 500
+        statuses = []
+        for command in ("load", "unload", "load"):
+            answer = await client.post(f"/models/{command}", json={"model": "scripted"})
+            health = await client.get("/health")
+            statuses.append((answer.status_code, health.status_code))
+    assert statuses == [(503, 503), (200, 200), (200, 200)]
+
+
 async def test_a_stream_for_an_event_source_ends_with_one_error() -> None:
     async with client_of(backend(), **BROKEN) as client:
         headers = {**ID, "Prefer": "respond-async"}
