@@ -74,33 +74,38 @@ class Route:
         path: the rule of the path, as werkzeug writes it.
         handler: answers.
         of_model: whether it is about a request to a model.
+
+    The other attributes are what the handler tells of itself; see `openapi.takes`, and below.
     """
 
     method: str
     path: str
     handler: Handler
     of_model: bool = False
+    #: The class that the body becomes; None: there is no body to read.
+    takes: Any = attrs.field(init=False, default=None)
+    #: The type of the body.
+    content: str = attrs.field(init=False, default="")
+    #: The parameters in the URL, with what each does.
+    query: Query = attrs.field(init=False, factory=dict)
+    #: The type of its answer where the body asks for a stream.
+    streams: str = attrs.field(init=False, default="")
+    waiting: Waiting = attrs.field(init=False, default=_LOADED)
+    lists: Callable[[str], Mapping[str, Any]] | None = attrs.field(init=False, default=None)
+    #: Only the server of the answer knows it.
+    about_answer: bool = attrs.field(init=False, default=False)
+    manages: bool = attrs.field(init=False, default=False)
+    reads: Callable[[bytes], Any] | None = attrs.field(init=False, default=None)
+    check_first: Callable[[Any], object] | None = attrs.field(init=False, default=None)
+    check_kind: Callable[[Server], object] | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        vars(self).update(vars(self.handler))
 
     @cached_property
     def vendor(self) -> Vendor:
         """The vendor whose forms its path has."""
         return vendor_of(self.path)
-
-    @cached_property
-    def takes(self) -> Any:
-        """The class that the body becomes; None: there is no body to read."""
-        return getattr(self.handler, "takes", None)
-
-    @cached_property
-    def query(self) -> Query:
-        """The parameters in the URL, with what each does."""
-        query: Query = getattr(self.handler, "query", {})
-        return query
-
-    @property
-    def streams(self) -> str:
-        """The type of its answer where the body asks for a stream."""
-        return str(getattr(self.handler, "streams", ""))
 
     @property
     def prompt_fields(self) -> PromptFields | None:
@@ -128,27 +133,6 @@ class Route:
             return given or None
         return query.get("model") or None
 
-    @property
-    def waiting(self) -> Waiting:
-        """How a client is answered whose model is not loaded."""
-        waiting: Waiting = getattr(self.handler, "waiting", _LOADED)
-        return waiting
-
-    @property
-    def lists(self) -> Callable[[str], Mapping[str, Any]] | None:
-        """Of a route that lists models: makes the list of one that has only a name."""
-        return getattr(self.handler, "lists", None)
-
-    @property
-    def about_answer(self) -> bool:
-        """Whether requests are about an answer that another one began: only its server knows it."""
-        return bool(getattr(self.handler, "about_answer", False))
-
-    @property
-    def manages(self) -> bool:
-        """Whether it changes the server, or what other clients have."""
-        return bool(getattr(self.handler, "manages", False))
-
     def answered_by(self, models: Models) -> Responder:
         """Make the function that answers with the handler and some models."""
 
@@ -168,20 +152,20 @@ class Route:
             InvalidRequestError: a field of the body is wrong.
             TrioServeError: as `Incoming.fields`, and from the check of `of_kind`.
         """
-        if (check := getattr(self.handler, "check_first", None)) is not None:
-            check(models)
-        if (parse := getattr(self.handler, "reads", None)) is not None:
-            return await incoming.read(parse)
+        if self.check_first is not None:
+            self.check_first(models)
+        if self.reads is not None:
+            return await incoming.read(self.reads)
         if (takes := self.takes) is None:
             return incoming.query
-        if getattr(self.handler, "content", "") == FORM:
+        if self.content == FORM:
             form = await incoming.form()
             return await incoming.aside(partial(takes.parse, form))
         fields = await incoming.fields(may_be_empty=bool(self.query))
-        if (check_kind := getattr(self.handler, "check_kind", None)) is not None:
+        if self.check_kind is not None:
             # That the model is of another kind comes before whatever else is wrong.
             name = fields.get("model")
-            check_kind(models.use(name if isinstance(name, str) else None, caller))
+            self.check_kind(models.use(name if isinstance(name, str) else None, caller))
         self._adapt(fields, models.config)
         return await incoming.aside(partial(takes.parse, fields, **more))
 
