@@ -12,7 +12,6 @@ from contextlib import (
     contextmanager,
 )
 from functools import partial
-from typing import ClassVar, TypeAlias
 
 import attrs
 import trio
@@ -53,52 +52,6 @@ class ServerState(enum.Enum):
     CLOSED = "closed"
 
 
-@attrs.frozen
-class Unopened:
-    """`Server` has not entered its block yet."""
-
-    state: ClassVar = ServerState.SLEEPING
-
-
-@attrs.frozen
-class Asleep:
-    """The model is not in memory."""
-
-    state: ClassVar = ServerState.SLEEPING
-
-
-@attrs.frozen
-class Loading:
-    """The model is being loaded."""
-
-    state: ClassVar = ServerState.LOADING
-
-
-@attrs.frozen(eq=False)
-class Ready:
-    """The model is in memory, and the engine runs."""
-
-    state: ClassVar = ServerState.READY
-    services: EngineServices
-
-
-@attrs.frozen
-class Ending:
-    """The engine ends, and the model is still in memory."""
-
-    state: ClassVar = ServerState.READY
-
-
-@attrs.frozen
-class Closed:
-    """No engine runs any more. `Server` has left its block, or is about to."""
-
-    state: ClassVar = ServerState.CLOSED
-
-
-ModelState: TypeAlias = Unopened | Asleep | Loading | Ready | Ending | Closed
-
-
 @attrs.define(eq=False, slots=False)
 class ModelLifecycle:
     """Loads the model when a request needs it, and frees it after an idle time.
@@ -117,9 +70,10 @@ class ModelLifecycle:
     def __attrs_post_init__(self) -> None:
         #: Admits requests and runs with tools.
         self.gate = self._resources.gate
-        self._model_state: AsyncValue[ModelState] = AsyncValue(Unopened())
-        #: The state's name, for programs.
+        self._is_open = False  # `Server` has entered its block
+        #: The state of the model. It is in memory for a while before and after it has services.
         self.state: AsyncValue[ServerState] = AsyncValue(ServerState.SLEEPING)
+        self._services: EngineServices | None = None
         #: Seconds that the idle model stays in memory. Below 0: for ever.
         self._keep_alive = -1.0
         self._start = Gate()  # the requests that wait for the next engine
@@ -139,7 +93,7 @@ class ModelLifecycle:
 
     def open(self) -> None:
         """Note that `Server` has entered its block."""
-        self._enter(Asleep())
+        self._is_open = True
 
     async def run(self) -> None:
         """Start and end engines, one at a time, until cancelled.
@@ -156,27 +110,28 @@ class ModelLifecycle:
             self.close()
 
     async def _run_one(self) -> None:
-        self._enter(Loading())
+        self._enter(ServerState.LOADING)
         async with AsyncExitStack() as stack:
             try:
-                self._enter(Ready(await stack.enter_async_context(self._engine())))
+                services = await stack.enter_async_context(self._engine())
             except TrioServeError as error:
                 if self._model is not None:
                     _log.error("the model cannot be loaded again", reason=error.message)
-                self._enter(Asleep())
+                self._enter(ServerState.SLEEPING)
                 self._fail(error)
                 return
-            await self._while_needed(self.services)
-            self._enter(Ending())
+            self._enter(ServerState.READY, services)
+            await self._while_needed(services)
+            self._services = None
         self._model = self.model.asleep()
         await surely(release_memory)
         _log.info("asleep", model=self.model.info.name)
-        self._enter(Asleep())
+        self._enter(ServerState.SLEEPING)
 
-    def _enter(self, state: ModelState) -> None:
-        if not isinstance(self._model_state.value, Closed):
-            self._model_state.value = state
-            self.state.value = state.state
+    def _enter(self, state: ServerState, services: EngineServices | None = None) -> None:
+        if self.state.value is not ServerState.CLOSED:
+            self._services = services
+            self.state.value = state
 
     async def _while_needed(self, services: EngineServices) -> None:
         """Return when the model was idle for long enough."""
@@ -197,8 +152,7 @@ class ModelLifecycle:
     @property
     def idle_since(self) -> float | None:
         """When the running engine was last used; None: it is in use, or none runs."""
-        idle = isinstance(self._model_state.value, Ready) and not self._n_users
-        return self._last_used if idle else None
+        return self._last_used if self.ready and not self._n_users else None
 
     @property
     def _ends_at(self) -> float:
@@ -222,7 +176,7 @@ class ModelLifecycle:
         """End all requests, and refuse later ones. Cancel `run` to end the engine."""
         self.gate.end(ServerClosingError("The server was closed."))
         self._fail(ServerClosingError())
-        self._enter(Closed())
+        self._enter(ServerState.CLOSED)
 
     # -- one engine
 
@@ -269,14 +223,14 @@ class ModelLifecycle:
     @property
     def sleeping(self) -> bool:
         """Whether the model is not in memory, and is loaded when a request needs it."""
-        return self._begun and not isinstance(self._model_state.value, Ready | Closed)
+        return self._begun and not self.ready and self.state.value is not ServerState.CLOSED
 
     @property
     def services(self) -> EngineServices:
         """The services of the loaded model. Raises as `model`."""
-        if isinstance(state := self._model_state.value, Ready):
-            return state.services
-        raise self._absence()
+        if self._services is None:
+            raise self._absence()
+        return self._services
 
     @property
     def model(self) -> LoadedModel:
@@ -295,7 +249,7 @@ class ModelLifecycle:
         return ServerSleepingError() if self.sleeping else ServerClosingError()
 
     def _check_open(self) -> None:
-        if isinstance(self._model_state.value, Unopened):
+        if not self._is_open:
             raise RuntimeError("this Server is not open: enter it with `async with`")
 
     async def known_model(self, context: RequestContext = ANYONE) -> LoadedModel:
@@ -308,7 +262,7 @@ class ModelLifecycle:
     @property
     def ready(self) -> bool:
         """Whether the model is loaded and the server is open."""
-        return isinstance(self._model_state.value, Ready)
+        return self._services is not None
 
     @property
     def draining(self) -> bool:
@@ -331,7 +285,7 @@ class ModelLifecycle:
         """
         self.gate.check()
         if not self.sleeping:
-            self._check_engine(self.services)
+            self._check_engine()
 
     def check_live(self) -> None:
         """Check that the engine works, if there is one.
@@ -340,12 +294,13 @@ class ModelLifecycle:
             UnavailableError: the engine has failed, or a step takes too long.
         """
         if self.ready:
-            self._check_engine(self.services).check()
+            self._check_engine().check()
 
-    def _check_engine(self, services: EngineServices) -> Health:
+    def _check_engine(self) -> Health:
+        health = self.services.health
         if (failure := self.failure.value) is not None:
             raise UnavailableError(failure.message)
-        return services.health
+        return health
 
     async def status(self) -> EngineStatus:
         """See `Server.status`."""
@@ -413,7 +368,7 @@ class ModelLifecycle:
             )
         with self._start.open():
             async with self._line:
-                await self._model_state.wait_value(lambda state: isinstance(state, Ready))
+                await self.state.wait_value(lambda _: self.ready)
 
     async def end(self) -> None:
         """End the engine as soon as it is unused, and wait until it has ended.
@@ -423,6 +378,7 @@ class ModelLifecycle:
         self._n_told += 1
         self._changed.ring()
         try:
-            await self._model_state.wait_value(lambda state: isinstance(state, Asleep | Closed))
+            ended = (ServerState.SLEEPING, ServerState.CLOSED)
+            await self.state.wait_value(lambda state: state in ended)
         finally:
             self._n_told -= 1
