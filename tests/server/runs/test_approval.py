@@ -24,7 +24,7 @@ from trioserve import (
     ToolStarted,
     UnknownToolCallError,
 )
-from trioserve.server.runs.run import Decisions
+from trioserve.server.runs.run import AgentRun
 
 A_CALL = calls(("work", {"n": 1}))
 
@@ -174,23 +174,23 @@ async def test_calls_that_are_not_there() -> None:
 async def test_a_call_that_nobody_decides_about_is_refused(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    decisions = Decisions()
-    with decisions.running("a"):
-        decision = await decisions.wait("a", 600)
+    run = AgentRun()
+    with run.running("a"):
+        decision = await run.decision("a", 600)
         assert not decision.approved
         assert "within 600 seconds" in decision.reason
         with pytest.raises(ToolCallDecidedError):
-            decisions.decide("a", approved=True)
+            run.approve("a")
 
 
 async def test_a_decision_before_anybody_waits_is_none() -> None:
-    decisions = Decisions()
-    with decisions.running("a"):
+    run = AgentRun()
+    with run.running("a"):
         with pytest.raises(ToolCallDecidedError):
-            decisions.decide("a", approved=True)
+            run.approve("a")
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(decisions.wait, "a", 600)
+            nursery.start_soon(run.decision, "a", 600)
             await trio.testing.wait_all_tasks_blocked()
-            decisions.decide("a", approved=False, reason="no")
+            run.deny("a", "no")
         with pytest.raises(ToolCallDecidedError):
-            decisions.decide("a", approved=True)
+            run.approve("a")

@@ -86,33 +86,18 @@ _MAX_PARALLEL = 8
 _STOPPED = "A person has stopped this call. What it had done until then may stay."
 
 
+@attrs.define(eq=False, slots=False)
 class Calls:
-    """Runs the tool calls of a run, concurrently within a step.
+    """Runs the tool calls of a run, concurrently within a step."""
 
-    Args:
-        run: has the event feed and the decisions about calls.
-        tools: the available tools.
-        params: the limits of the tools.
-        context: the client and the deadline.
-        resources: the server's resources.
-    """
-
-    def __init__(
-        self,
-        run: AgentRun,
-        tools: RunTools,
-        params: RunParams,
-        context: RequestContext,
-        resources: ServerResources,
-    ) -> None:
-        self._run = run
-        self._feed = run.feed
-        self._tools = tools
-        self._params = params
-        self._context = context
-        self._observers = resources.observers
-        self._approval_timeout = resources.config.tool_approval_timeout
-        self._places = trio.CapacityLimiter(_MAX_PARALLEL)
+    _run: AgentRun  # has the event feed and the decisions about calls
+    _tools: RunTools  # the available tools
+    _params: RunParams  # the limits of the tools
+    _context: RequestContext  # the client and the deadline
+    _resources: ServerResources  # the server's resources
+    _places: trio.CapacityLimiter = attrs.field(
+        init=False, factory=lambda: trio.CapacityLimiter(_MAX_PARALLEL)
+    )
 
     async def run(
         self, step: int, calls: Sequence[ToolCall], fit: Callable[[str], Awaitable[str]]
@@ -131,7 +116,7 @@ class Calls:
         tool = self._tools.by_name.get(call.name)
         info = ToolInfo(name=call.name) if tool is None else tool.info
         known = RunCall(call.id, step, info, call.arguments)
-        self._feed.put(ToolCalled(self._feed.new_id(), known))
+        self._run.feed.put(ToolCalled(self._run.feed.new_id(), known))
         return known
 
     async def _run_one(self, call: RunCall, fit: Callable[[str], Awaitable[str]]) -> str:
@@ -139,15 +124,15 @@ class Calls:
         name = "" if tool is None else call.tool.name
         record = ToolRecord(name, call.tool.kind, call_id=call.id, context=self._context)
         result = ToolResult.of_error(_STOPPED)
-        with observed_tool(self._observers, record):
-            with self._run.decisions.running(call.id) as scope:
+        with observed_tool(self._resources.observers, record):
+            with self._run.running(call.id) as scope:
                 result = await self._result(call, tool, record)
             if scope.cancelled_caught:
                 record.outcome = "stopped"
         content = await fit(result.text)
-        self._feed.put(
+        self._run.feed.put(
             ToolReturned(
-                self._feed.new_id(),
+                self._run.feed.new_id(),
                 call,
                 content,
                 is_error=result.is_error,
@@ -170,7 +155,7 @@ class Calls:
         except ValueError as error:
             record.outcome = "failed"
             return ToolResult.of_error(str(error))
-        output = partial(self._feed.put_output, call)
+        output = partial(self._run.feed.put_output, call)
         context = attrs.evolve(self._params.place, on_output=output)
         decision = await self._decide(call, tool, arguments, context)
         if not decision.approved:
@@ -180,7 +165,7 @@ class Calls:
         # Commands and files take what other clients need. What else tools wait for is not here.
         shares = call.tool.kind == "server"
         async with self._places, tool_calls().place() if shares else nullcontext():
-            self._feed.put(ToolStarted(self._feed.new_id(), call))
+            self._run.feed.put(ToolStarted(self._run.feed.new_id(), call))
             with record.timed():
                 result = await _call(tool, arguments, context)
         record.outcome = "failed" if result.is_error else "finished"
@@ -198,9 +183,12 @@ class Calls:
         if approve != "ask":
             return Decision(await approve(call))
         preview = await _preview(tool, arguments, context)
-        self._feed.put(ApprovalNeeded(self._feed.new_id(), call, preview))
-        decision = await self._run.decisions.wait(call.id, self._approval_timeout)
-        self._feed.put(ApprovalGiven(self._feed.new_id(), call, decision.approved, decision.reason))
+        self._run.feed.put(ApprovalNeeded(self._run.feed.new_id(), call, preview))
+        timeout = self._resources.config.tool_approval_timeout
+        decision = await self._run.decision(call.id, timeout)
+        self._run.feed.put(
+            ApprovalGiven(self._run.feed.new_id(), call, decision.approved, decision.reason)
+        )
         return decision
 
 

@@ -43,7 +43,8 @@ _NOTE = 24
 
 async def fit(text: str, n_tokens: int, server: Server) -> str:
     """Cut a text to a number of tokens and append a note, or return it unchanged if it fits."""
-    head = _as_unicode(text[: max(0, n_tokens) * _MAX_CHARS])
+    head = text[: max(0, n_tokens) * _MAX_CHARS]
+    head = head.encode("utf-8", "replace").decode()  # half of a pair cannot be tokenized
     if 4 * len(text) <= n_tokens:  # a token has at least a byte
         return head
     ids = await server.tokenize(head, add_special=False, parse_special=False)
@@ -52,11 +53,6 @@ async def fit(text: str, n_tokens: int, server: Server) -> str:
     n_chars = len(server.text(ids[: max(0, n_tokens - _NOTE)]))
     note = f"[cut here: all {len(text)} characters are too long for the context]"
     return f"{head[:n_chars]}\n{note}"
-
-
-def _as_unicode(text: str) -> str:
-    """Replace unpaired surrogates, which cannot be tokenized."""
-    return text.encode("utf-8", "replace").decode()
 
 
 @attrs.frozen
@@ -69,48 +65,29 @@ class Asked:
     run: RunParams
 
 
+@attrs.define(eq=False, slots=False)
 class AgentLoop:
-    """The loop of one run: generate, call tools, repeat.
+    """The loop of one run: generate, call tools, repeat."""
 
-    Args:
-        server: generates the answers.
-        messages: the chat.
-        asked: the parameters.
-        tools: the tools that the model may call.
-        calls: runs the server's tools.
-        run: the caller's object.
-    """
-
-    def __init__(
-        self,
-        server: Server,
-        messages: Messages,
-        asked: Asked,
-        tools: RunTools,
-        calls: Calls,
-        run: AgentRun,
-    ) -> None:
-        self._server = server
-        self._messages = messages
-        self._asked = asked
-        self._max_steps = asked.run.max_steps or server.config.tool_max_steps
-        self._tools = tools
-        self._calls = calls
-        self._run = run
-        self._feed = run.feed
-        self._added: list[dict[str, Any]] = []
-        self._timings = Timings()
+    _server: Server  # generates the answers
+    _messages: Messages  # the chat
+    _asked: Asked
+    _tools: RunTools  # that the model may call
+    _calls: Calls  # runs the server's tools
+    _run: AgentRun  # the caller's object
+    _added: list[dict[str, Any]] = attrs.field(init=False, factory=list)
+    _timings: Timings = attrs.field(init=False, factory=Timings)
 
     async def execute(self) -> None:
         """Execute the run, and put its events into the feed, which ends with it."""
         with self._server.lifecycle.gate.inside(), self._run.scope:
             try:
                 answer = await self._answered()
-                self._feed.put(RunEnded(self._feed.new_id(), answer))
+                self._run.feed.put(RunEnded(self._run.feed.new_id(), answer))
             except Exception as error:
-                self._feed.end(raised_alone(error))
+                self._run.feed.end(raised_alone(error))
             finally:
-                self._feed.end()
+                self._run.feed.end()
 
     async def _answered(self) -> RunAnswer:
         reason: EndReason | None = None
@@ -140,11 +117,11 @@ class AgentLoop:
         chat, context = self._chat(step), self._context(step)
         answering = self._server.stream_chats(messages, self._asked.params, chat, context=context)
         async with answering as (stream,):
-            self._feed.put(StepStarted(self._feed.new_id(), step))
+            self._run.feed.put(StepStarted(self._run.feed.new_id(), step))
             with self._run.watched(stream):
                 async for event in stream:
-                    await self._feed.room()
-                    self._feed.put(StepChunk(self._feed.new_id(), step, event))
+                    await self._run.feed.room()
+                    self._run.feed.put(StepChunk(self._run.feed.new_id(), step, event))
         assert stream.finished is not None
         self._timings = _sum(self._timings, stream.finished.timings)
         return stream
@@ -179,7 +156,8 @@ class AgentLoop:
         await self._run_calls(step, stream)
         if self._of_client(message.tool_calls):
             return "client_tools"
-        return "max_steps" if step == self._max_steps else None
+        most = self._asked.run.max_steps or self._server.config.tool_max_steps
+        return "max_steps" if step == most else None
 
     def _of_client(self, calls: Iterable[ToolCall]) -> list[ToolCall]:
         return [call for call in calls if self._tools.is_of_client(call.name)]

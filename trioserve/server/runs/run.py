@@ -35,64 +35,6 @@ class _Call:
     is_over: bool = False
 
 
-class Decisions:
-    """The running calls of a run by id, with decisions about them."""
-
-    def __init__(self) -> None:
-        self._calls: dict[str, _Call] = {}
-
-    @contextmanager
-    def running(self, call_id: str) -> Iterator[trio.CancelScope]:
-        """Run a call in the block. `stop` cancels the block's scope."""
-        self._calls[call_id] = call = _Call()
-        try:
-            with call.scope as scope:
-                yield scope
-        finally:
-            call.is_over = True
-
-    async def wait(self, call_id: str, timeout: float) -> Decision:
-        """Wait for a decision about a call; refuse it after `timeout` seconds."""
-        self._calls[call_id].asked = asked = Feed[Decision]()
-        try:
-            with trio.move_on_after(timeout):
-                await asked.wait()
-        finally:
-            asked.end()
-        refusal = Decision(False, f"no decision was made within {timeout:g} seconds")
-        return await anext(asked, refusal)
-
-    def decide(self, call_id: str, *, approved: bool, reason: str = "") -> None:
-        """Decide about a call that waits for approval.
-
-        Raises:
-            UnknownToolCallError: the call does not exist.
-            ToolCallDecidedError: the call does not wait for a decision.
-        """
-        call = self._find(call_id)
-        if call.asked is None or call.asked.is_over:
-            raise ToolCallDecidedError(
-                f"The call {call_id!r} does not wait for approval.", param="call_id"
-            )
-        call.asked.put(Decision(approved, reason))
-        call.asked.end()
-
-    def stop(self, call_id: str) -> None:
-        """Cancel a call. Raises as `decide` if it has ended."""
-        call = self._find(call_id)
-        if call.is_over or call.scope.cancel_called:
-            raise ToolCallDecidedError(f"The call {call_id!r} has ended already.", param="call_id")
-        call.scope.cancel()
-
-    def _find(self, call_id: str) -> _Call:
-        call = self._calls.get(call_id)
-        if call is None:
-            raise UnknownToolCallError(
-                f"There is no call {call_id!r:.80} in this answer.", param="call_id"
-            )
-        return call
-
-
 #: Unread events above which the model waits.
 _MAX_EVENTS = 16
 
@@ -151,7 +93,7 @@ class AgentRun:
         #: Whether chunks wait until they are due.
         self.is_paced = True
         self.feed = RunFeed()
-        self.decisions = Decisions()
+        self._calls: dict[str, _Call] = {}
         self.scope = trio.CancelScope()
         self._watchers: list[Callable[[ChatStream], object]] = []
 
@@ -181,6 +123,27 @@ class AgentRun:
 
     # -- decisions about its calls
 
+    @contextmanager
+    def running(self, call_id: str) -> Iterator[trio.CancelScope]:
+        """Run a call in the block. `stop` cancels the block's scope."""
+        self._calls[call_id] = call = _Call()
+        try:
+            with call.scope as scope:
+                yield scope
+        finally:
+            call.is_over = True
+
+    async def decision(self, call_id: str, timeout: float) -> Decision:
+        """Wait for a decision about a call; refuse it after `timeout` seconds."""
+        self._calls[call_id].asked = asked = Feed[Decision]()
+        try:
+            with trio.move_on_after(timeout):
+                await asked.wait()
+        finally:
+            asked.end()
+        refusal = Decision(False, f"no decision was made within {timeout:g} seconds")
+        return await anext(asked, refusal)
+
     def approve(self, call_id: str, reason: str = "") -> None:
         """Allow a call that waits for approval.
 
@@ -188,15 +151,35 @@ class AgentRun:
             UnknownToolCallError: the call does not exist.
             ToolCallDecidedError: the call does not wait for a decision.
         """
-        self.decisions.decide(call_id, approved=True, reason=reason)
+        self._decide(call_id, Decision(True, reason))
 
     def deny(self, call_id: str, reason: str = "") -> None:
         """Refuse a call that waits for approval; the model gets the reason. Raises as `approve`."""
-        self.decisions.decide(call_id, approved=False, reason=reason)
+        self._decide(call_id, Decision(False, reason))
+
+    def _decide(self, call_id: str, decision: Decision) -> None:
+        asked = self._find(call_id).asked
+        if asked is None or asked.is_over:
+            raise ToolCallDecidedError(
+                f"The call {call_id!r} does not wait for approval.", param="call_id"
+            )
+        asked.put(decision)
+        asked.end()
 
     def stop(self, call_id: str) -> None:
         """End a call in any state; the model gets an error result. Raises as `approve`."""
-        self.decisions.stop(call_id)
+        call = self._find(call_id)
+        if call.is_over or call.scope.cancel_called:
+            raise ToolCallDecidedError(f"The call {call_id!r} has ended already.", param="call_id")
+        call.scope.cancel()
+
+    def _find(self, call_id: str) -> _Call:
+        call = self._calls.get(call_id)
+        if call is None:
+            raise UnknownToolCallError(
+                f"There is no call {call_id!r:.80} in this answer.", param="call_id"
+            )
+        return call
 
     def cancel(self, error: TrioServeError | None = None) -> None:
         """End the run from another task; its reader gets `error` or a `RequestEndedError`."""

@@ -260,7 +260,7 @@ async def test_openais_sdk_reads_a_run() -> None:
 async def _waiting_call(run: Any) -> str:
     """Wait until a call of a run waits for approval; gives its id."""
     while True:
-        calls = run.decisions._calls
+        calls = run._calls
         for id_, known in calls.items():
             if known.asked is not None and not known.asked.is_over:
                 return str(id_)
