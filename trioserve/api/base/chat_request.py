@@ -21,7 +21,6 @@ from trioserve.api.base.fields import (
     RequestBody,
     boolean,
     field,
-    is_within,
     json_type,
     list_schema,
     mapping,
@@ -193,8 +192,6 @@ def _ends_with_assistant(messages: Any) -> bool:
 def template_kwargs(value: Any) -> dict[str, Any]:
     """Read `chat_template_kwargs`."""
     kwargs = mapping(value)
-    if not is_within(kwargs, limits.MAX_TEMPLATE_KWARGS):
-        raise MismatchError(f"an object of at most {limits.MAX_TEMPLATE_KWARGS} characters as JSON")
     if not isinstance(kwargs.get("enable_thinking", False), bool):
         raise MismatchError("an object in which 'enable_thinking' is true or false")
     return kwargs

@@ -232,20 +232,12 @@ def is_unknown(status: int, body: bytes) -> bool:
     return status == 200 and bool(told.get("message") == NOT_RUNNING)
 
 
-class Responses:
+class Responses(dict[str, Running]):
     """The responses of an app, by id."""
-
-    def __init__(self) -> None:
-        self._running: dict[str, Running] = {}
-
-    def add(self, id_: str, response: Running, caller: Caller) -> None:
-        """Have its client find a response by the id in the chunks, until it has been sent."""
-        self._running[id_] = response
-        caller.resources.callback(self._running.pop, id_)
 
     def find(self, id_: str, client: str) -> Running | None:
         """Find a response that is being sent, unless it is another client's."""
-        found = self._running.get(id_)
+        found = self.get(id_)
         return found if found is not None and found.client == client else None
 
 
@@ -257,6 +249,7 @@ def findable(
     streams: Sequence[ChatStream],
     run: AgentRun | None = None,
 ) -> None:
-    """Have other requests of a client find its answer by the id in its chunks; see `Running`."""
-    running = Running(streams, caller.api_key, request.reasoning_control, run)
-    models.responses.add(id_, running, caller)
+    """Have a client's other requests find its answer by the id in its chunks until it is sent."""
+    responses = models.responses
+    responses[id_] = Running(streams, caller.api_key, request.reasoning_control, run)
+    caller.resources.callback(responses.pop, id_)

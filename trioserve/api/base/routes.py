@@ -32,10 +32,6 @@ Handler: TypeAlias = Callable[..., Awaitable[Reply]]
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
-def _needs_it(fields: Mapping[str, Any]) -> None:
-    return None
-
-
 class Responder(Protocol):
     """Answers what came from a caller.
 
@@ -59,7 +55,7 @@ class Waiting:
     """
 
     ping: Callable[[str], bytes] | None = None
-    answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = _needs_it
+    answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda _: None
 
 
 _LOADED = Waiting()

@@ -9,10 +9,8 @@ from typing import Any
 import attrs
 
 from trioserve.api.base.generation_request import GenerationRequest
+from trioserve.server.generation.text import RANDOM_SEED
 from trioserve.types import GenerationParams, SamplingParams, TokenId
-
-#: Requests a random seed for each output, as -1 does.
-RANDOM_SEED = 2**32 - 1
 
 
 def generation_settings(

@@ -27,10 +27,6 @@ Fields: TypeAlias = Mapping[str, Any]
 _KINDS = ("requests", "tokens")
 
 
-def _plain_event(body: Mapping[str, Any], n_before: int) -> bytes:
-    return sse.event(body)
-
-
 @attrs.frozen
 class ErrorShape:
     """The form that errors have on the routes of a vendor.
@@ -40,7 +36,7 @@ class ErrorShape:
 
     body: Callable[[TrioServeError, str], dict[str, Any]]  # of an error and the id of its request
     form: type[Answer] | None = None  # of the body; none: the common one
-    event: Callable[[Mapping[str, Any], int], bytes] = _plain_event
+    event: Callable[[Mapping[str, Any], int], bytes] = lambda body, _: sse.event(body)
     status: Callable[[TrioServeError], int] = operator.attrgetter("status")
     content_type: str = sse.CONTENT_TYPE  # of a stream that can end so
 

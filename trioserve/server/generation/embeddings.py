@@ -20,7 +20,6 @@ from trioserve.server.generation.requests import Requests
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.prompts.media import MediaPrompts, MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike, tokens_of
-from trioserve.server.stream import Stream
 from trioserve.types import Embedded, EmbeddingTask, Prompt, Timings, TokenId, place_of
 
 Array = NDArray[np.float32]
@@ -179,11 +178,8 @@ class Embedder:
         with self._requests.resources.memory.hold(context.client) as hold:
             with context.preparing():
                 texts = await self._with_media(inputs, context, hold)
-                self._check_lengths(texts, "input")
-                make = partial(self._task, map(self._text_of, texts), context, priority, "input")
-                task = await self._workers.offload(make, sum(map(len, texts)) + 32 * len(texts))
-            with self._requests.open(task, context, "embeddings") as stream:
-                result = await _embedded(stream)
+                task = await self._task_of(texts, priority, context)
+            result = await self._result(task, context, "embeddings")
         vectors = result.embeddings
         if pooled:
             cost = len(vectors) * self._engine.width // _NUMBERS_A_CHARACTER
@@ -232,8 +228,7 @@ class Embedder:
                 partial(self._task, pairs, context, priority, "documents"),
                 sum(map(len, queries)) + 32 * len(documents) + sum(map(len, documents)),
             )
-        with self._requests.open(task, context, "rerank") as stream:
-            result = await _embedded(stream)
+        result = await self._result(task, context, "rerank")
         scores = tuple(float(matrix[0, 0]) for matrix in result.embeddings)
         n_tokens = tuple(map(len, task.texts))
         return Ranking(scores, n_tokens, result.timings, self._engine.scores_are_probs)
@@ -244,11 +239,8 @@ class Embedder:
         """See `Server.classify`."""
         texts = [inputs] if isinstance(inputs, str) else inputs
         with context.preparing():
-            self._check_lengths(texts, "input")
-            make = partial(self._task, map(self._text_of, texts), context, priority, "input")
-            task = await self._workers.offload(make, sum(map(len, texts)) + 32 * len(texts))
-        with self._requests.open(task, context, "classify") as stream:
-            result = await _embedded(stream)
+            task = await self._task_of(texts, priority, context)
+        result = await self._result(task, context, "classify")
         return Classification(
             tuple(matrix[0] for matrix in result.embeddings),
             tuple(self._engine.labels),
@@ -300,9 +292,18 @@ class Embedder:
         id_ = next(self._requests.resources.task_ids)
         return EmbeddingTask(id_, texts, context.client, weight, priority, param)
 
+    async def _task_of(
+        self, texts: Sequence[PromptLike], priority: int, context: RequestContext
+    ) -> EmbeddingTask:
+        self._check_lengths(texts, "input")
+        make = partial(self._task, map(self._text_of, texts), context, priority, "input")
+        return await self._workers.offload(make, sum(map(len, texts)) + 32 * len(texts))
 
-async def _embedded(stream: Stream) -> Embedded:
-    """Wait for the only event of an embedding task."""
-    event = await stream.next_event()
-    assert isinstance(event, Embedded)
-    return event
+    async def _result(
+        self, task: EmbeddingTask, context: RequestContext, operation: str
+    ) -> Embedded:
+        """Run a task, and wait for its only event."""
+        with self._requests.open(task, context, operation) as stream:
+            event = await stream.next_event()
+        assert isinstance(event, Embedded)
+        return event
