@@ -228,11 +228,11 @@ class Mailbox(Feed[Event]):
         return events
 
 
+@attrs.define(eq=False)
 class _Settling(trio.abc.Instrument):
     """Tells an engine, once, that the event loop goes to sleep."""
 
-    def __init__(self, engine: EngineLoop) -> None:
-        self._engine = engine
+    _engine: EngineLoop
 
     def before_io_wait(self, timeout: float) -> None:
         if timeout > 0:
@@ -244,38 +244,25 @@ class _Settling(trio.abc.Instrument):
 _MANY_TIMES = 1000
 
 
+@attrs.define(eq=False, slots=False)
 class Dispatcher:
-    """Dispatches the engine's events to mailboxes, and watches for stalled readers.
+    """Dispatches the engine's events to mailboxes, and watches for stalled readers."""
 
-    Args:
-        engine: sends events; pauses and cancels tasks.
-        bridge: wakes the event loop when there are events.
-        unread_tokens: tokens in a mailbox above which its task is paused.
-        stall_timeout: seconds that a task may stay paused.
-        failure: set when the engine has failed, once all requests and calls have the error.
-    """
+    _engine: EngineLoop  # sends events; pauses and cancels tasks
+    _bridge: Bridge  # wakes the event loop when there are events
+    _unread_tokens: int  # in a mailbox above which its task is paused
+    _stall_timeout: float  # seconds that a task may stay paused
+    #: Set when the engine has failed, once all requests and calls have the error.
+    _failure: AsyncValue[EngineError | None]
 
-    def __init__(
-        self,
-        engine: EngineLoop,
-        bridge: Bridge,
-        *,
-        unread_tokens: int,
-        stall_timeout: float,
-        failure: AsyncValue[EngineError | None],
-    ) -> None:
-        self._engine = engine
-        self._bridge = bridge
-        self._unread_tokens = unread_tokens
-        self._stall_timeout = stall_timeout
+    def __attrs_post_init__(self) -> None:
         self._mailboxes: dict[int, Mailbox] = {}
         #: A heap of times and tasks: deadlines, and when readers are given up. Some are outdated.
         self._times: list[tuple[float, int]] = []
         self._most_times = _MANY_TIMES
         self._new_time = Bell()
         self._calls = Gate()  # calls that wait for the inference thread
-        self._failure = failure
-        self._settling = _Settling(engine)
+        self._settling = _Settling(self._engine)
         self.queued = QueueLoad()
         #: Queue loads by client; empty ones are removed.
         self._queued_of: defaultdict[str, QueueLoad] = defaultdict(QueueLoad)

@@ -15,7 +15,7 @@ from trio import serve_tcp
 from trio.testing import wait_all_tasks_blocked
 
 from trioserve.errors import InvalidMediaError, MemoryFullError
-from trioserve.server.media.fetch import Fetcher, FetchRules
+from trioserve.server.media.fetch import Dialer, Fetcher, FetchRules
 
 
 def answer(body: bytes = b"", status: str = "200 OK", **headers: str) -> bytes:
@@ -69,7 +69,8 @@ class Site:
 
     def fetcher(self, *entries: str, **options: Any) -> Fetcher:
         entries = entries or (f".test:{self.port}=127.0.0.0/8",)
-        return Fetcher(FetchRules(entries), **({"max_bytes": 10_000, "timeout": 20.0} | options))
+        dialer = Dialer(FetchRules(entries), options.pop("certificates", None))
+        return Fetcher(dialer, **({"max_bytes": 10_000, "timeout": 20.0} | options))
 
 
 @pytest.fixture

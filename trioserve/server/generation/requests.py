@@ -117,27 +117,18 @@ class _Bounds:
     owner: str = ""
 
 
+@attrs.define(eq=False, slots=False)
 class Admission:
     """Rejects requests when the queue is full, and estimates wait times.
 
     With API keys, requests with a key are also rejected when they fill that key's share.
-
-    Args:
-        config: the limits.
-        keys: the API keys; None: clients need none.
-        dispatcher: counts the requests that run and wait.
-        n_slots: number of requests that run at the same time.
     """
 
-    def __init__(
-        self, config: Config, keys: Keys | None, dispatcher: Dispatcher, n_slots: int
-    ) -> None:
-        self._bounds = _Bounds(config.max_queue, config.max_queue_tokens or math.inf)
-        self._config = config
-        self._keys = keys
-        self._dispatcher = dispatcher
-        self._n_slots = n_slots
-        self._service_s = 0.0  # moving average of the seconds a request holds its slot
+    _config: Config  # the limits
+    _keys: Keys | None  # the API keys; None: clients need none
+    _dispatcher: Dispatcher  # counts the requests that run and wait
+    _n_slots: int  # requests that run at the same time
+    _service_s: float = attrs.field(init=False, default=0.0)  # moving average of the time in a slot
 
     def check(self, n_prompt: int, context: RequestContext) -> None:
         """Check that the queue has room for a request.
@@ -153,7 +144,8 @@ class Admission:
             own = self._dispatcher.queued_of(context.client)
             bounds = _share_of_key(self._config, self._keys.number)
             self._check_load(own, max(0, n_free), n_prompt, bounds)
-        self._check_load(self._dispatcher.queued, n_free, n_prompt, self._bounds)
+        bounds = _Bounds(self._config.max_queue, self._config.max_queue_tokens or math.inf)
+        self._check_load(self._dispatcher.queued, n_free, n_prompt, bounds)
 
     def _check_load(self, load: QueueLoad, n_free: int, n_prompt: int, bounds: _Bounds) -> None:
         n_waiting = load.n_requests - n_free
@@ -203,23 +195,19 @@ def _share_of_key(config: Config, n_keys: int) -> _Bounds:
 FRESH = 1.0
 
 
+@attrs.define(eq=False, slots=False)
 class Queue:
-    """A cached snapshot of the queue.
+    """A cached snapshot of the queue."""
 
-    Args:
-        look: takes a snapshot from the engine.
-    """
-
-    def __init__(self, look: Callable[[], Awaitable[EngineStatus]]) -> None:
-        self._look = look
-        self._looking = trio.Lock()
-        self._seen_at: float | None = None
-        self._places: dict[int, WaitingStatus] = {}
+    _look: Callable[[], Awaitable[EngineStatus]]  # takes a snapshot from the engine
+    _looking: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+    _seen_at: float = attrs.field(init=False, default=-math.inf)
+    _places: dict[int, WaitingStatus] = attrs.field(init=False, factory=dict)
 
     async def first_of(self, task_ids: Sequence[int]) -> WaitingStatus | None:
         """Find the first of some tasks in the queue; None if none of them waits."""
         async with self._looking:
-            if self._seen_at is None or trio.current_time() >= self._seen_at + FRESH:
+            if trio.current_time() >= self._seen_at + FRESH:
                 status = await self._look()
                 self._places = {one.task_id: one for one in status.waiting}
                 self._seen_at = trio.current_time()

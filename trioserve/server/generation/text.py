@@ -290,7 +290,8 @@ class TextGenerator:
         if chat.tools and choice.mode != "none":
             grammar = await self._grammar(grammar, chat, choice, tail, root.owner)
         if grammar is not None:
-            grammar = self._after_thinking(grammar, thinking, chat)
+            format = self._model.template.format
+            grammar = after_thinking(grammar, format, thinking, chat.reasoning_format or "")
             if not grammar.lazy:
                 thinking = None  # the grammar applies to the whole output
         if grammar is not params.grammar:
@@ -387,12 +388,6 @@ class TextGenerator:
             owner=owner,
         )
         return await self._workers.offload(make, n_chars(chat.tools))
-
-    def _after_thinking(
-        self, grammar: Grammar, thinking: Thinking | None, chat: ChatParams
-    ) -> Grammar:
-        assert chat.reasoning_format is not None
-        return after_thinking(grammar, self._model.template.format, thinking, chat.reasoning_format)
 
     def _parser(self, chat: ChatParams, tail: str) -> MessageParser:
         assert chat.reasoning_format is not None

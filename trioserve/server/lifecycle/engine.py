@@ -103,7 +103,7 @@ async def running_engine(
     async with AsyncExitStack() as stack:
         bridge = open_bridge()
         stack.callback(bridge.close)
-        backend = await load_backend(load, config)
+        backend = await trio.to_thread.run_sync(partial(load, config, progress=_go_on))
         async with AsyncExitStack() as owner:
             owner.push_async_callback(_close, backend)
             loop = _make_loop(config, backend, strategy, bridge.notify)
@@ -189,18 +189,10 @@ async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
             _log.error("the inference thread does not end, and is left", seconds=_JOIN_SECONDS)
 
 
-async def load_backend(load: Loader, config: Config) -> AnyBackend:
-    """Load a model in a worker thread. When cancelled, the next `progress` call ends the loading.
-
-    Raises:
-        ModelLoadError: the loader failed.
-    """
-
-    def progress(_share: float) -> bool:
-        trio.from_thread.check_cancelled()
-        return True
-
-    return await trio.to_thread.run_sync(partial(load, config, progress=progress))
+def _go_on(_share: float) -> bool:
+    """Let a load continue, or end it when it is cancelled."""
+    trio.from_thread.check_cancelled()
+    return True
 
 
 async def _close(backend: AnyBackend) -> None:

@@ -51,29 +51,16 @@ class Remaining:
     reset: float
 
 
+@attrs.define(eq=False, slots=False)
 class RateLimits:
-    """The token buckets of all clients. A client whose buckets are full is dropped.
+    """The token buckets of all clients. A client whose buckets are full is dropped."""
 
-    Args:
-        requests: requests a minute for each client; 0: no limit.
-        tokens: tokens a minute for each client, of prompts and outputs; 0: no limit.
-        keys: API keys, whose limits replace these.
-        clock: a monotonic clock, in seconds.
-    """
-
-    def __init__(
-        self,
-        requests: int,
-        tokens: int,
-        *,
-        keys: Keys | None = None,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self._n_requests, self._n_tokens = requests, tokens
-        self._keys = keys
-        self._clock = clock
-        #: Ordered by last use, the most recent last.
-        self._clients: OrderedDict[str, dict[str, Bucket]] = OrderedDict()
+    _n_requests: int  # a minute for each client; 0: no limit
+    _n_tokens: int  # a minute for each client, of prompts and outputs; 0: no limit
+    _keys: Keys | None = None  # API keys, whose limits replace these
+    _clock: Callable[[], float] = monotonic  # in seconds
+    #: Ordered by last use, the most recent last.
+    _clients: OrderedDict[str, dict[str, Bucket]] = attrs.field(init=False, factory=OrderedDict)
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -97,7 +84,7 @@ class RateLimits:
             RateLimitError: too few tokens are left; has a time to retry after.
         """
         if (limit := self._limits_of(client).get("tokens")) is None:
-            return _settled
+            return lambda _n_used: None
         taken = min(n_tokens, limit)
         bucket = self._take(client, "tokens", taken)
 
@@ -158,7 +145,3 @@ class RateLimits:
                 return
             if len(self._clients) > 1:
                 del self._clients[client]
-
-
-def _settled(_n_used: int) -> None:
-    """Does nothing: no tokens were reserved."""

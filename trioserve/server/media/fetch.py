@@ -196,17 +196,12 @@ FAILURES = (
 Wrap: TypeAlias = Callable[[httpcore2.AsyncNetworkStream], httpcore2.AsyncNetworkStream]
 
 
+@attrs.define(eq=False)
 class Dialer:
-    """Connects to hosts by their checked addresses.
+    """Connects to hosts by their checked addresses."""
 
-    Args:
-        rules: the allowed hosts.
-        certificates: the certificates to trust; None: those of the usual authorities.
-    """
-
-    def __init__(self, rules: FetchRules, certificates: ssl.SSLContext | None = None) -> None:
-        self._rules = rules
-        self._certificates = certificates
+    _rules: FetchRules  # the allowed hosts
+    _certificates: ssl.SSLContext | None = None  # to trust; None: those of the usual authorities
 
     async def connection(
         self, target: Target, wrap: Wrap = lambda stream: stream
@@ -243,13 +238,12 @@ async def _look_up(target: Target) -> list[str]:
     return [str(address[0]) for *_, address in found]
 
 
+@attrs.define(eq=False)
 class _Pinned(httpcore2.AsyncNetworkBackend):
     """Connects to the checked addresses, and ignores the host that httpcore2 passes."""
 
-    def __init__(self, addresses: Sequence[str], wrap: Wrap) -> None:
-        self._addresses = addresses
-        self._wrap = wrap
-        self._backend = httpcore2.TrioBackend()
+    _addresses: Sequence[str]
+    _wrap: Wrap
 
     async def connect_tcp(
         self,
@@ -267,7 +261,8 @@ class _Pinned(httpcore2.AsyncNetworkBackend):
         return await self._connect(last, port)
 
     async def _connect(self, address: str, port: int) -> httpcore2.AsyncNetworkStream:
-        return self._wrap(await self._backend.connect_tcp(address, port, timeout=_CONNECT_SECONDS))
+        backend = httpcore2.TrioBackend()
+        return self._wrap(await backend.connect_tcp(address, port, timeout=_CONNECT_SECONDS))
 
 
 _MAX_REDIRECTS = 3
@@ -286,28 +281,16 @@ _HEADERS = {
 }
 
 
+@attrs.define(eq=False)
 class Fetcher:
-    """Downloads media that requests name by URL.
+    """Downloads media that requests name by URL."""
 
-    Args:
-        rules: the allowed hosts.
-        max_bytes: the largest size of a file.
-        timeout: seconds for a file, from the look-up of its name to its last byte.
-        certificates: the certificates to trust; None: those of the usual authorities.
-    """
-
-    def __init__(
-        self,
-        rules: FetchRules,
-        *,
-        max_bytes: int,
-        timeout: float,
-        certificates: ssl.SSLContext | None = None,
-    ) -> None:
-        self._dialer = Dialer(rules, certificates)
-        self._max_bytes = max_bytes
-        self._timeout = timeout
-        self._places = FairLimiter(_N_FETCHES, _N_FETCHES_EACH)
+    _dialer: Dialer
+    _max_bytes: int  # the largest size of a file
+    _timeout: float  # seconds for a file, from the look-up of its name to its last byte
+    _places: FairLimiter = attrs.field(
+        init=False, factory=lambda: FairLimiter(_N_FETCHES, _N_FETCHES_EACH)
+    )
 
     async def fetch(self, url: str, count: Callable[[int], None]) -> bytes:
         """Download a file, with a limit on its time.
@@ -386,12 +369,12 @@ class _Meter:
             raise InvalidMediaError("has too many bytes")
 
 
+@attrs.define(eq=False)
 class _Metered(httpcore2.AsyncNetworkStream):
     """A connection that counts its incoming bytes."""
 
-    def __init__(self, meter: _Meter, stream: httpcore2.AsyncNetworkStream) -> None:
-        self._meter = meter
-        self._stream = stream
+    _meter: _Meter
+    _stream: httpcore2.AsyncNetworkStream
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         data = await self._stream.read(max_bytes, timeout)

@@ -31,7 +31,7 @@ from trioserve.log import get_logger
 from trioserve.media.pipe import Format, MediaLimits, sniff
 from trioserve.media.process import Decoder, DecoderError, Order
 from trioserve.server.limits.memory import MemoryReservation
-from trioserve.server.media.fetch import Fetcher, FetchRules
+from trioserve.server.media.fetch import Dialer, Fetcher, FetchRules
 from trioserve.types import (
     DecodedAudio,
     DecodedDocument,
@@ -184,27 +184,22 @@ class Wanted:
     fps: float = 4.0  # frames a second, of video
 
 
+@attrs.define(eq=False, slots=False)
 class MediaLoader:
     """Reads and decodes the media of requests, within limits. Call `aclose` after use.
 
-    Args:
-        limits: the limits of a file.
-        media_path: the folder of files that requests may name with ``file://``; None: no files.
-        urls: the hosts from which to fetch files, as entries of `FetchRules`.
-
     Raises:
-        ConfigError: an entry of `urls` is invalid.
+        ConfigError: an entry of `_urls` is invalid.
     """
 
-    def __init__(
-        self, limits: MediaLimits, *, media_path: Path | None = None, urls: Sequence[str] = ()
-    ) -> None:
-        self._limits = limits
-        self._media_path = media_path
-        self._fetcher: Fetcher | None = None
-        if urls:
-            rules = FetchRules(urls)
-            self._fetcher = Fetcher(rules, max_bytes=limits.max_bytes, timeout=limits.timeout)
+    _limits: MediaLimits  # of a file
+    #: The folder of files that requests may name with ``file://``; None: no files.
+    _media_path: Path | None = None
+    _urls: Sequence[str] = ()  # the hosts from which to fetch files, as entries of `FetchRules`
+
+    def __attrs_post_init__(self) -> None:
+        dialer, limits = Dialer(FetchRules(self._urls)), self._limits
+        self._fetcher = Fetcher(dialer, limits.max_bytes, limits.timeout) if self._urls else None
         self._decoders = Decoders(limits)
         self._readers = FairLimiter(_N_READERS, _N_READERS_EACH)
 
@@ -223,7 +218,7 @@ class MediaLoader:
             timeout=config.media_timeout,
         )
         folder = None if config.media_path is None else Path(config.media_path)
-        return cls(limits, media_path=folder, urls=config.media_urls)
+        return cls(limits, folder, config.media_urls)
 
     async def load(
         self, sources: Sequence[MediaSource], wanted: Wanted, hold: MemoryReservation

@@ -237,23 +237,14 @@ class Tokenizer:
                     )
                     found += ((each, bias) for each in ids)
                     continue
-                case (int(token), _):
-                    self._check_token(token, "logit_bias")
+                case (int(token), _) if not 0 <= token < self._vocab.n_tokens:
+                    raise InvalidRequestError(
+                        f"'logit_bias' has token id {token}; the vocabulary ends at "
+                        f"{self._vocab.n_tokens - 1}.",
+                        param="logit_bias",
+                    )
             found.append(pair)
         return tuple(found)
-
-    def _check_token(self, token: TokenId, param: str) -> None:
-        """Check that an id is in the vocabulary.
-
-        Raises:
-            InvalidRequestError: it is not; `param` names the field.
-        """
-        n_tokens = self._vocab.n_tokens
-        if not 0 <= token < n_tokens:
-            raise InvalidRequestError(
-                f"'{param}' has token id {token}; the vocabulary ends at {n_tokens - 1}.",
-                param=param,
-            )
 
 
 #: Limits of a render on the event loop.

@@ -238,6 +238,7 @@ class ModelTranscriber:
             if n_left == 0:
                 break
             sound = await self._workers.offload(partial(window.cut_from, audio))
+            joiner.next_window()
             heard = _Heard(window, joiner, params.temperature)
             async with AsyncExitStack() as stack:
                 with context.preparing():
@@ -305,17 +306,16 @@ class ModelTranscriber:
         )
 
 
+@attrs.define(eq=False)
 class _Heard:
     """The transcript of one window."""
 
-    def __init__(self, window: Window, joiner: Joiner, temperature: float) -> None:
-        self._window = window
-        self._joiner = joiner
-        self._temperature = temperature
-        self._texts: list[str] = []
-        self._tokens: list[TokenId] = []
-        self._logprobs: list[float] = []
-        joiner.next_window()
+    _window: Window
+    _joiner: Joiner
+    _temperature: float
+    _texts: list[str] = attrs.field(init=False, factory=list)
+    _tokens: list[TokenId] = attrs.field(init=False, factory=list)
+    _logprobs: list[float] = attrs.field(init=False, factory=list)
 
     def take(self, event: Progress | ChatChunk) -> Text:
         """Handle an event; returns the text to send for it."""

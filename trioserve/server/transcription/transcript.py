@@ -139,6 +139,7 @@ class Transcript:
         return [word for segment in self.segments for word in segment.words]
 
 
+@attrs.define(eq=False)
 class TranscriptStream:
     """The events of a transcript as they arrive. Cancelling a call loses no events.
 
@@ -146,9 +147,8 @@ class TranscriptStream:
         TrioServeError: from each call: the recording could not be transcribed.
     """
 
-    def __init__(self, duration: float, events: Feed[TranscriptEvent]) -> None:
-        self.duration = duration  # of the recording, in seconds
-        self._events = events
+    duration: float  # of the recording, in seconds
+    _events: Feed[TranscriptEvent]
 
     def __aiter__(self) -> TranscriptStream:
         return self
