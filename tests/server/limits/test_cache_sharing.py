@@ -16,7 +16,8 @@ from trioserve.chat.formats.families import HERMES
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.params import ToolChoice
 from trioserve.config import Config
-from trioserve.server.generation.requests import CacheSharing
+from trioserve.server.generation.requests import ServerResources
+from trioserve.server.keys import Keys
 from trioserve.testing import ScriptedBackend
 from trioserve.types import CacheRoot, Constraint, Grammar
 
@@ -109,17 +110,23 @@ async def test_a_secret_is_not_recovered_from_ram(case: str) -> None:
         assert await cached(client, f"{KNOWN}{SECRET}9", VICTIM, **of_victim) >= len(KNOWN)
 
 
+def resources_of(config: Config) -> ServerResources:
+    return ServerResources(config, Keys(config), None)
+
+
 def test_a_root_has_neither_key_nor_salt_and_is_the_same_everywhere() -> None:
-    sharing = CacheSharing(Config(api_keys=KEYS))
-    one, other = (sharing.root(key, "") for key in KEYS)
-    assert len({one, other, sharing.root(KEYS[0], "pepper"), CacheRoot()}) == 4
+    sharing = resources_of(Config(api_keys=KEYS))
+    one, other = (sharing.cache_root(key, "") for key in KEYS)
+    assert len({one, other, sharing.cache_root(KEYS[0], "pepper"), CacheRoot()}) == 4
     assert one == CacheRoot((), "a9577ea30ceeb7901522ce0c06faab2a")
-    assert not any(text in repr(sharing.root(KEYS[0], "pepper")) for text in (*KEYS, "pepper"))
-    assert sharing.owner("") == ""  # a program that serves others beside itself
+    assert not any(
+        text in repr(sharing.cache_root(KEYS[0], "pepper")) for text in (*KEYS, "pepper")
+    )
+    assert sharing.cache_owner("") == ""  # a program that serves others beside itself
     for config in (Config(), Config(api_keys=KEYS, cache_sharing="all")):
-        assert CacheSharing(config).root(KEYS[0], "") == CacheRoot()
+        assert resources_of(config).cache_root(KEYS[0], "") == CacheRoot()
     half = "\ud800"  # as JSON may have it
-    assert CacheSharing(Config()).root("", half) != CacheSharing(Config()).root("", "")
+    assert resources_of(Config()).cache_root("", half) != resources_of(Config()).cache_root("", "")
 
 
 async def test_a_program_separates_its_users_by_salt_or_by_client() -> None:
@@ -152,9 +159,7 @@ async def test_what_was_compiled_for_one_key_is_not_found_by_another(
         for key in KEYS:
             await server.complete("aaa", client=key, grammar=grammar)
             await server.chat([{"role": "user", "content": "aaa"}], client=key, grammar=grammar)
-        assert owners == [
-            server.resources.cache_sharing.owner(key) for key in KEYS for _ in range(2)
-        ]
+        assert owners == [server.resources.cache_owner(key) for key in KEYS for _ in range(2)]
     assert len(set(owners)) == 2
 
 

@@ -6,20 +6,19 @@ import pytest
 import trio
 import trio.testing
 
-from trioserve import RunCall, RunEvent, StepStarted, ToolInfo, ToolOutput
+from trioserve import AgentRun, RunCall, RunEvent, StepStarted, ToolInfo, ToolOutput
 from trioserve.server.runs.calls import read_arguments
 from trioserve.server.runs.loop import fit
-from trioserve.server.runs.run import RunFeed
 
 CALL = RunCall("call_1", 1, ToolInfo(name="work"), "{}")
 
 
-def put(feed: RunFeed, n: int) -> None:
+def put(feed: AgentRun, n: int) -> None:
     for _ in range(n):
         feed.put(StepStarted(feed.new_id(), 1))
 
 
-async def taken(feed: RunFeed) -> list[RunEvent]:
+async def taken(feed: AgentRun) -> list[RunEvent]:
     events = []
     with pytest.raises(StopAsyncIteration):
         while True:
@@ -28,7 +27,7 @@ async def taken(feed: RunFeed) -> list[RunEvent]:
 
 
 async def test_events_come_in_order_and_then_the_end() -> None:
-    feed = RunFeed()
+    feed = AgentRun()
     put(feed, 3)
     feed.end()
     assert [event.id for event in await taken(feed)] == [1, 2, 3]
@@ -36,7 +35,7 @@ async def test_events_come_in_order_and_then_the_end() -> None:
 
 
 async def test_an_error_comes_behind_the_last_event() -> None:
-    feed = RunFeed()
+    feed = AgentRun()
     put(feed, 1)
     feed.end(ValueError("bad"))
     feed.check()  # there is something to read before
@@ -49,7 +48,7 @@ async def test_an_error_comes_behind_the_last_event() -> None:
 
 
 async def test_the_model_waits_for_a_reader_who_is_behind() -> None:
-    feed, written = RunFeed(), 0
+    feed, written = AgentRun(), 0
 
     async def write() -> None:
         nonlocal written
@@ -69,7 +68,7 @@ async def test_the_model_waits_for_a_reader_who_is_behind() -> None:
 
 
 async def test_output_that_nobody_reads_takes_a_bounded_amount_of_memory() -> None:
-    feed = RunFeed()
+    feed = AgentRun()
     for _ in range(1000):
         feed.put_output(CALL, "x" * 2**16)
     feed.end()
@@ -79,7 +78,7 @@ async def test_output_that_nobody_reads_takes_a_bounded_amount_of_memory() -> No
 
 
 async def test_output_is_shown_again_to_a_reader_who_has_caught_up() -> None:
-    feed = RunFeed()
+    feed = AgentRun()
     for _ in range(2):
         feed.put_output(CALL, "x" * 2**20)
         feed.put_output(CALL, "y")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from json.decoder import scanstring  # type: ignore[attr-defined]
@@ -18,7 +17,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import attrs
 from werkzeug.exceptions import RequestEntityTooLarge
 from werkzeug.http import parse_options_header
-from werkzeug.sansio.multipart import Data, Epilogue, Field, File, MultipartDecoder, NeedData
+from werkzeug.sansio.multipart import Data, Epilogue, Event, Field, File, MultipartDecoder, NeedData
 
 from trioserve.api.base import limits
 from trioserve.concurrency import check_cancelled
@@ -283,7 +282,7 @@ def parse_form(data: bytes, boundary: bytes) -> Form:
         PayloadTooLargeError: it has too many parts, or its fields are too long.
     """
     try:
-        return _FormParser(boundary).parse(data)
+        return _form_of(data, boundary)
     except RequestEntityTooLarge:
         raise PayloadTooLargeError(
             f"The form has more than {limits.MAX_FORM_PARTS} parts, or fields of more than "
@@ -295,52 +294,42 @@ def parse_form(data: bytes, boundary: bytes) -> Form:
         raise InvalidRequestError(f"The form cannot be read: {error}.") from None
 
 
-class _FormParser:
-    def __init__(self, boundary: bytes) -> None:
-        self._decoder = MultipartDecoder(
-            boundary, _FORM_PIECE + _MAX_HEAD, max_parts=limits.MAX_FORM_PARTS
-        )
-        self._fields: defaultdict[str, list[str]] = defaultdict(list)
-        self._files: dict[str, bytes] = {}
-        self._names: dict[str, str] = {}
-        self._part: Field | File | None = None
-        self._pieces: list[bytes] = []
-        self._n_field_bytes = 0
-
-    def parse(self, data: bytes) -> Form:
-        view = memoryview(data)
-        for start in range(0, len(data), _FORM_PIECE):
-            check_cancelled()
-            self._decoder.receive_data(bytes(view[start : start + _FORM_PIECE]))
-            self._take_events()
-        self._decoder.receive_data(None)
-        self._take_events()
-        return Form(fields=dict(self._fields), files=self._files, names=self._names)
-
-    def _take_events(self) -> None:
-        while not isinstance(event := self._decoder.next_event(), NeedData | Epilogue):
-            if isinstance(event, Field | File):
-                if not event.name:
-                    raise ValueError("a part has no name")
-                self._part, self._pieces = event, []
-            elif isinstance(event, Data):
-                self._take(event)
-
-    def _take(self, event: Data) -> None:
-        assert self._part is not None
-        self._pieces.append(event.data)
-        if isinstance(self._part, Field):
-            self._n_field_bytes += len(event.data)
-            if self._n_field_bytes > limits.MAX_FORM_FIELDS:
+def _form_of(data: bytes, boundary: bytes) -> Form:
+    form = Form(fields={}, files={})
+    part: Field | File | None = None
+    pieces: list[bytes] = []
+    n_field_bytes = 0
+    for event in _events_of(data, boundary):
+        if isinstance(event, Field | File):
+            if not event.name:
+                raise ValueError("a part has no name")
+            part, pieces = event, []
+        if not isinstance(event, Data):
+            continue
+        assert part is not None
+        pieces.append(event.data)
+        if isinstance(part, Field):
+            n_field_bytes += len(event.data)
+            if n_field_bytes > limits.MAX_FORM_FIELDS:
                 raise RequestEntityTooLarge
         if event.more_data:
-            return
-        whole = b"".join(self._pieces)
-        if isinstance(self._part, File):
-            self._files[self._part.name] = whole
-            self._names[self._part.name] = self._part.filename
+            continue
+        whole = b"".join(pieces)
+        if isinstance(part, File):
+            form.files[part.name], form.names[part.name] = whole, part.filename
         else:
-            self._fields[self._part.name].append(whole.decode())
+            form.fields.setdefault(part.name, []).append(whole.decode())
+    return form
+
+
+def _events_of(data: bytes, boundary: bytes) -> Iterator[Event]:
+    decoder = MultipartDecoder(boundary, _FORM_PIECE + _MAX_HEAD, max_parts=limits.MAX_FORM_PARTS)
+    view = memoryview(data)
+    for start in (*range(0, len(data), _FORM_PIECE), None):
+        check_cancelled()
+        decoder.receive_data(None if start is None else bytes(view[start : start + _FORM_PIECE]))
+        while not isinstance(event := decoder.next_event(), NeedData | Epilogue):
+            yield event
 
 
 # -- bodies

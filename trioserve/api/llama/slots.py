@@ -159,8 +159,8 @@ def _waiting(one: WaitingStatus) -> _Waiting:
 
 
 def _owner(server: Server, caller: Caller) -> str:
-    """Whose texts a client may see; see `CacheSharing`."""
-    return server.resources.cache_sharing.owner(caller.api_key)
+    """Whose texts a client may see; see `ServerResources.cache_root`."""
+    return server.resources.cache_owner(caller.api_key)
 
 
 def _slot(slot: SlotStatus, server: Server, owner: str) -> Slot:

@@ -93,46 +93,32 @@ def _probs(scores: Array) -> Array:
     return np.asarray(powers / powers.sum(), np.float32)
 
 
-@attrs.frozen(kw_only=True)
-class Shape:
-    """How embeddings are cut and normalized.
+def _check_shape(normalize: int, dimensions: int | None, width: int) -> None:
+    """Check how embeddings of a width are cut and normalized. Raises InvalidRequestError."""
+    if not -1 <= normalize < 2**31:
+        raise InvalidRequestError(
+            "'embd_normalize' must be -1, 0 or a positive number.", param="embd_normalize"
+        )
+    if dimensions is not None and dimensions < 1:
+        raise InvalidRequestError("'dimensions' must be at least 1.", param="dimensions")
+    if dimensions is not None and dimensions > width:
+        raise InvalidRequestError(
+            f"'dimensions' is {dimensions}, and the model's embeddings have {width}.",
+            param="dimensions",
+        )
 
-    Raises:
-        InvalidRequestError: a value is out of range.
-    """
 
-    #: -1: none; 0: scale the largest component to 32760; 1: taxicab; 2: Euclidean; p: p-norm.
-    normalize: int = 2
-    #: Cut each embedding to this many components before it is normalized; None: all.
-    dimensions: int | None = None
-
-    def __attrs_post_init__(self) -> None:
-        if not -1 <= self.normalize < 2**31:
-            raise InvalidRequestError(
-                "'embd_normalize' must be -1, 0 or a positive number.", param="embd_normalize"
-            )
-        if self.dimensions is not None and self.dimensions < 1:
-            raise InvalidRequestError("'dimensions' must be at least 1.", param="dimensions")
-
-    def check(self, width: int) -> None:
-        """Check that the model has enough dimensions. Raises InvalidRequestError."""
-        if self.dimensions is not None and self.dimensions > width:
-            raise InvalidRequestError(
-                f"'dimensions' is {self.dimensions}, and the model's embeddings have {width}.",
-                param="dimensions",
-            )
-
-    def apply(self, pooled: Sequence[Array]) -> tuple[Array, ...]:
-        """Cut and normalize embeddings, each of shape (1, width). Returns each of shape (n,)."""
-        matrix = np.concatenate(pooled)[:, : self.dimensions]
-        sizes = _norms(matrix.astype(np.float64), self.normalize)
-        # As in llama.cpp: divided in double, rounded, then multiplied.
-        factors = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
-        return tuple(matrix * factors.astype(np.float32)[:, np.newaxis])
+def _shaped(pooled: Sequence[Array], normalize: int, dimensions: int | None) -> tuple[Array, ...]:
+    """Cut and normalize embeddings, each of shape (1, width). Returns each of shape (n,)."""
+    matrix = np.concatenate(pooled)[:, :dimensions]
+    sizes = _norms(matrix.astype(np.float64), normalize)
+    # As in llama.cpp: divided in double, rounded, then multiplied.
+    factors = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
+    return tuple(matrix * factors.astype(np.float32)[:, np.newaxis])
 
 
 def _norms(matrix: NDArray[np.float64], norm: int) -> NDArray[np.float64]:
-    """The norm of each row; `norm` is as in `Shape`."""
+    """The norm of each row; -1: 1; 0: as the largest component; 1: taxicab; p: p-norm."""
     if norm == -1:
         return np.ones(len(matrix))
     if norm == 0:
@@ -172,9 +158,9 @@ class Embedder:
                 "Embeddings of single tokens are neither cut nor normalized.",
                 param="dimensions" if dimensions is not None else "embd_normalize",
             )
-        default = self._requests.resources.config.embd_normalize
-        shape = Shape(normalize=default if normalize is None else normalize, dimensions=dimensions)
-        shape.check(self._engine.width)
+        if normalize is None:
+            normalize = self._requests.resources.config.embd_normalize
+        _check_shape(normalize, dimensions, self._engine.width)
         with self._requests.resources.memory.hold(context.client) as hold:
             with context.preparing():
                 texts = await self._with_media(inputs, context, hold)
@@ -183,7 +169,9 @@ class Embedder:
         vectors = result.embeddings
         if pooled:
             cost = len(vectors) * self._engine.width // _NUMBERS_A_CHARACTER
-            vectors = await self._workers.offload(partial(shape.apply, vectors), cost)
+            vectors = await self._workers.offload(
+                partial(_shaped, vectors, normalize, dimensions), cost
+            )
         return Embeddings(vectors, tuple(map(len, task.texts)), result.timings)
 
     async def _with_media(
@@ -196,7 +184,7 @@ class Embedder:
             await self._media.prompt_of(
                 each.parts,
                 hold,
-                scope=self._requests.resources.cache_sharing.owner(context.client),
+                scope=self._requests.resources.cache_owner(context.client),
                 add_special=True,
             )
             if isinstance(each, MixedPrompt)

@@ -74,13 +74,28 @@ class ServerResources:
             self.rate_limits = RateLimits(
                 config.rate_limit_requests, config.rate_limit_tokens, keys=self.keys
             )
-        self.cache_sharing = CacheSharing(config)
+        self._shares_by_key = config.has_api_keys and config.cache_sharing == "key"
         self.task_ids = itertools.count(1)
 
     def weight_of(self, client: str) -> float:
         """The weight of a client in fair queueing; 1 is one turn per round."""
         key = None if self.keys is None else self.keys.find(client)
         return 1.0 if key is None else key.weight
+
+    def cache_owner(self, client: str) -> str:
+        """The owner of a client's text in the cache; empty if all clients share it."""
+        return _digest("owner", client) if self._shares_by_key else ""
+
+    def cache_root(self, client: str, salt: str) -> CacheRoot:
+        """The root of a client's text, without adapters. Those with equal ones share cached tokens.
+
+        With API keys, each key has separate roots, unless the configuration shares the cache. A
+        root contains digests of keys and salts, not the values. Digests are equal in every process,
+        which files of saved slots require.
+        """
+        if not (self._shares_by_key or salt):
+            return CacheRoot()
+        return CacheRoot((), self.cache_owner(client), _digest("salt", salt))
 
     @asynccontextmanager
     async def traced(self) -> AsyncIterator[None]:
@@ -108,15 +123,6 @@ def _import_exporting() -> Callable[..., AbstractAsyncContextManager[Observer]]:
 _WEIGHT = 0.2
 
 
-@attrs.frozen
-class _Bounds:
-    """The limits of a queue. `owner` is a phrase that error messages append."""
-
-    n_requests: float
-    n_tokens: float
-    owner: str = ""
-
-
 @attrs.define(eq=False, slots=False)
 class Admission:
     """Rejects requests when the queue is full, and estimates wait times.
@@ -142,25 +148,33 @@ class Admission:
             return  # it starts at once
         if self._keys is not None:
             own = self._dispatcher.queued_of(context.client)
-            bounds = _share_of_key(self._config, self._keys.number)
-            self._check_load(own, max(0, n_free), n_prompt, bounds)
-        bounds = _Bounds(self._config.max_queue, self._config.max_queue_tokens or math.inf)
-        self._check_load(self._dispatcher.queued, n_free, n_prompt, bounds)
+            most, most_tokens = _share_of_key(self._config, self._keys.number)
+            whose = " with this API key"
+            self._check_load(own, max(0, n_free), n_prompt, most, most_tokens, whose)
+        most, most_tokens = self._config.max_queue, self._config.max_queue_tokens or math.inf
+        self._check_load(self._dispatcher.queued, n_free, n_prompt, most, most_tokens)
 
-    def _check_load(self, load: QueueLoad, n_free: int, n_prompt: int, bounds: _Bounds) -> None:
+    def _check_load(
+        self,
+        load: QueueLoad,
+        n_free: int,
+        n_prompt: int,
+        most: int,
+        most_tokens: float,
+        whose: str = "",
+    ) -> None:
         n_waiting = load.n_requests - n_free
-        if n_waiting >= bounds.n_requests:
+        if n_waiting >= most:
             what, are = ("request", "is") if n_waiting == 1 else ("requests", "are")
             raise QueueFullError(
-                f"{n_waiting} {what}{bounds.owner} {are} waiting, "
-                f"and the limit is {bounds.n_requests}.",
+                f"{n_waiting} {what}{whose} {are} waiting, and the limit is {most}.",
                 retry_after=self._retry_after(),
             )
         n_tokens = load.n_tokens + n_prompt
-        if n_tokens > bounds.n_tokens:
+        if n_tokens > most_tokens:
             raise QueueFullError(
-                f"With this request, {n_tokens} prompt tokens{bounds.owner} would be waiting, "
-                f"and the limit is {bounds.n_tokens}.",
+                f"With this request, {n_tokens} prompt tokens{whose} would be waiting, "
+                f"and the limit is {most_tokens}.",
                 retry_after=self._retry_after(),
             )
 
@@ -183,12 +197,12 @@ class Admission:
         return max(1.0, math.ceil(self._service_s / self._n_slots))
 
 
-def _share_of_key(config: Config, n_keys: int) -> _Bounds:
+def _share_of_key(config: Config, n_keys: int) -> tuple[int, float]:
     """Compute the share of the queue that one of several API keys may fill."""
     n_requests, n_tokens = config.max_queue, config.max_queue_tokens
     share = min(n_requests, config.max_queue_per_key or max(1, n_requests // max(1, n_keys)))
     tokens = max(1, n_tokens * share // n_requests) if n_tokens and n_requests else math.inf
-    return _Bounds(share, tokens, " with this API key")
+    return share, tokens
 
 
 #: Seconds that a snapshot of the queue is reused: many streams may ask for one.
@@ -331,31 +345,6 @@ def _check_priority(priority: int, key: Key) -> None:
             f"{key.priority}.",
             param="priority",
         )
-
-
-class CacheSharing:
-    """Chooses the cache root of a request's text. Requests with equal roots share cached tokens.
-
-    With API keys, each key has separate roots, unless the configuration shares the cache. A root
-    contains digests of keys and salts, not the values. Digests are equal in every process, which
-    files of saved slots require.
-
-    Args:
-        config: the API keys, and whether they share the cache.
-    """
-
-    def __init__(self, config: Config) -> None:
-        self._by_key = config.has_api_keys and config.cache_sharing == "key"
-
-    def owner(self, client: str) -> str:
-        """The owner of a client's text; empty if all clients share it."""
-        return _digest("owner", client) if self._by_key else ""
-
-    def root(self, client: str, salt: str) -> CacheRoot:
-        """The cache root of a text, without adapters."""
-        if not (self._by_key or salt):
-            return CacheRoot()
-        return CacheRoot((), self.owner(client), _digest("salt", salt))
 
 
 def _digest(kind: str, value: str) -> str:

@@ -146,7 +146,6 @@ class TextGenerator:
     def __attrs_post_init__(self) -> None:
         self._resources = self._requests.resources
         self._config = self._resources.config
-        self._sharing = self._resources.cache_sharing
         self._prompt_log: PromptLog | None = None
         if self._config.log_prompts_dir:
             self._prompt_log = PromptLog(self._config.log_prompts_dir, self._model.vocab)
@@ -167,7 +166,7 @@ class TextGenerator:
     ) -> list[Stream]:
         """Open the streams of `Server.stream_all`; `stack` closes them."""
         hold = stack.enter_context(self._resources.memory.hold(context.client))
-        root = self._sharing.root(context.client, params.cache_salt)
+        root = self._resources.cache_root(context.client, params.cache_salt)
         scope = root.owner + root.salt
         made = [await self._prompt_of(prompt, context, hold, scope) for prompt in prompts]
         for prompt in made:
@@ -279,7 +278,7 @@ class TextGenerator:
         """Open the streams of `Server.stream_chats`; `stack` closes them."""
         choice = self._choice(chat)
         hold = stack.enter_context(self._resources.memory.hold(context.client))
-        root = self._sharing.root(context.client, params.cache_salt)
+        root = self._resources.cache_root(context.client, params.cache_salt)
         text, prompt, tail = await self._rendered(messages, chat, choice, context, hold, root)
         _hold_scores(hold, prompt, params, n)
         chat = self._with_defaults(chat, choice)

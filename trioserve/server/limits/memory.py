@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Self
 
+import attrs
 import trio
 
 from trioserve.concurrency import Bell, repeat, surely
@@ -68,23 +69,20 @@ def weight_of(body: bytes) -> int:
     return len(body) * (1 + width) + values
 
 
+@attrs.define(eq=False, slots=False)
 class MemoryBudget:
     """A limit of the bytes that requests may hold.
 
     With several owners, each may hold the limit divided by one more than the number of owners that
     hold something. This leaves room for another owner.
-
-    Args:
-        limit: bytes in total.
-        shared: whether to limit each owner separately.
     """
 
-    def __init__(self, limit: int, *, shared: bool = False) -> None:
-        self.limit = limit
-        self.n_held = 0
-        self._shared = shared
-        self._held_by: dict[str, int] = {}  # of several owners; only those with more than 0
-        self._released = Bell()
+    limit: int  # bytes in total
+    _shared: bool = attrs.field(default=False, kw_only=True)  # whether each owner has a limit, too
+    n_held: int = attrs.field(init=False, default=0)
+    #: Of several owners; only those with more than 0.
+    _held_by: dict[str, int] = attrs.field(init=False, factory=dict)
+    _released: Bell = attrs.field(init=False, factory=Bell)
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -157,23 +155,15 @@ class MemoryBudget:
         await surely(trim)
 
 
-class MemoryReservation:
+@attrs.define(eq=False)
+class MemoryReservation(AbstractContextManager["MemoryReservation"]):
     """The bytes that one request holds of a budget, as a context manager."""
 
-    def __init__(self, budget: MemoryBudget, owner: str) -> None:
-        self._budget = budget
-        self.owner = owner
-        self.n_bytes = 0
+    _budget: MemoryBudget
+    owner: str
+    n_bytes: int = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.release()
 
     def grow(self, n_bytes: int) -> None:
@@ -202,6 +192,5 @@ class MemoryReservation:
 
     def detach(self) -> MemoryReservation:
         """Move the bytes to a new reservation, which outlives the block."""
-        other = self.another()
-        other.n_bytes, self.n_bytes = self.n_bytes, 0
-        return other
+        n_bytes, self.n_bytes = self.n_bytes, 0
+        return MemoryReservation(self._budget, self.owner, n_bytes)

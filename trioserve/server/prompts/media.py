@@ -204,7 +204,7 @@ class MediaPrompts:
         Args:
             parts: text and media sources.
             hold: reserves memory for the media; it outlives the prompt.
-            scope: embeddings are kept for other prompts of this scope only, see `CacheSharing`.
+            scope: embeddings are kept for other prompts of this scope only: of the same cache root.
             add_special: see `Vocab.tokenize`.
             fits: whether the prompt must fit into the context.
             aside: whether the tokens are not for a prompt that the model continues.

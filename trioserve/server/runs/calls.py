@@ -116,7 +116,7 @@ class Calls:
         tool = self._tools.by_name.get(call.name)
         info = ToolInfo(name=call.name) if tool is None else tool.info
         known = RunCall(call.id, step, info, call.arguments)
-        self._run.feed.put(ToolCalled(self._run.feed.new_id(), known))
+        self._run.put(ToolCalled(self._run.new_id(), known))
         return known
 
     async def _run_one(self, call: RunCall, fit: Callable[[str], Awaitable[str]]) -> str:
@@ -130,9 +130,9 @@ class Calls:
             if scope.cancelled_caught:
                 record.outcome = "stopped"
         content = await fit(result.text)
-        self._run.feed.put(
+        self._run.put(
             ToolReturned(
-                self._run.feed.new_id(),
+                self._run.new_id(),
                 call,
                 content,
                 is_error=result.is_error,
@@ -155,7 +155,7 @@ class Calls:
         except ValueError as error:
             record.outcome = "failed"
             return ToolResult.of_error(str(error))
-        output = partial(self._run.feed.put_output, call)
+        output = partial(self._run.put_output, call)
         context = attrs.evolve(self._params.place, on_output=output)
         decision = await self._decide(call, tool, arguments, context)
         if not decision.approved:
@@ -165,7 +165,7 @@ class Calls:
         # Commands and files take what other clients need. What else tools wait for is not here.
         shares = call.tool.kind == "server"
         async with self._places, tool_calls().place() if shares else nullcontext():
-            self._run.feed.put(ToolStarted(self._run.feed.new_id(), call))
+            self._run.put(ToolStarted(self._run.new_id(), call))
             with record.timed():
                 result = await _call(tool, arguments, context)
         record.outcome = "failed" if result.is_error else "finished"
@@ -183,12 +183,10 @@ class Calls:
         if approve != "ask":
             return Decision(await approve(call))
         preview = await _preview(tool, arguments, context)
-        self._run.feed.put(ApprovalNeeded(self._run.feed.new_id(), call, preview))
+        self._run.put(ApprovalNeeded(self._run.new_id(), call, preview))
         timeout = self._resources.config.tool_approval_timeout
         decision = await self._run.decision(call.id, timeout)
-        self._run.feed.put(
-            ApprovalGiven(self._run.feed.new_id(), call, decision.approved, decision.reason)
-        )
+        self._run.put(ApprovalGiven(self._run.new_id(), call, decision.approved, decision.reason))
         return decision
 
 

@@ -83,11 +83,11 @@ class AgentLoop:
         with self._server.lifecycle.gate.inside(), self._run.scope:
             try:
                 answer = await self._answered()
-                self._run.feed.put(RunEnded(self._run.feed.new_id(), answer))
+                self._run.put(RunEnded(self._run.new_id(), answer))
             except Exception as error:
-                self._run.feed.end(raised_alone(error))
+                self._run.end(raised_alone(error))
             finally:
-                self._run.feed.end()
+                self._run.end()
 
     async def _answered(self) -> RunAnswer:
         reason: EndReason | None = None
@@ -117,11 +117,11 @@ class AgentLoop:
         chat, context = self._chat(step), self._context(step)
         answering = self._server.stream_chats(messages, self._asked.params, chat, context=context)
         async with answering as (stream,):
-            self._run.feed.put(StepStarted(self._run.feed.new_id(), step))
+            self._run.put(StepStarted(self._run.new_id(), step))
             with self._run.watched(stream):
                 async for event in stream:
-                    await self._run.feed.room()
-                    self._run.feed.put(StepChunk(self._run.feed.new_id(), step, event))
+                    await self._run.room()
+                    self._run.put(StepChunk(self._run.new_id(), step, event))
         assert stream.finished is not None
         self._timings = _sum(self._timings, stream.finished.timings)
         return stream
@@ -245,6 +245,6 @@ async def open_run(
         calls = Calls(run, chosen, asked.run, context, server.resources)
         loop = AgentLoop(server, loaded, asked, chosen, calls, run)
         async with alongside(loop.execute):
-            await run.feed.wait()
-            run.feed.check()
+            await run.wait()
+            run.check()
             yield run

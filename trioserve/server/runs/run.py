@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import attrs
@@ -44,17 +44,36 @@ _MAX_OUTPUT = 2**20
 _NOT_SHOWN = "\n[some output is not shown: it was not read in time]\n"
 
 
-class RunFeed(Feed[RunEvent]):
-    """The unread events of a run. Number each event with `new_id` right before putting it."""
+class AgentRun(Feed[RunEvent]):
+    """The events of a run, as they arrive. The last one is `RunEnded`.
+
+    Iterate over it within the block that opened it. Cancelling an iteration loses no events;
+    leaving the block cancels the run, with its answer and its tools.
+
+    Raises:
+        TrioServeError: from the iteration, when the model fails or the server ends the run. The
+            error of a tool is not raised: it is a result for the model.
+    """
 
     def __init__(self) -> None:
         super().__init__(_MAX_EVENTS)
+        #: The result, once the last event has been read.
+        self.answer: RunAnswer | None = None
+        #: The current answer of the model; None between answers.
+        self.stream: ChatStream | None = None
+        #: Whether chunks wait until they are due.
+        self.is_paced = True
+        self.scope = trio.CancelScope()
+        self._calls: dict[str, _Call] = {}
+        self._watchers: list[Callable[[ChatStream], object]] = []
         self._ids = itertools.count(1)
-        self._n_output = 0  # characters of tool output in the queue
+        self._n_output = 0  # unread characters of tool output
         self._is_cut = False
 
+    # -- its events
+
     def new_id(self) -> int:
-        """The number of the next event."""
+        """The number of the next event. Take it right before putting the event."""
         return next(self._ids)
 
     def put_output(self, call: RunCall, text: str) -> None:
@@ -71,43 +90,7 @@ class RunFeed(Feed[RunEvent]):
         if isinstance(event, ToolOutput):
             self._n_output -= len(event.text)
             self._is_cut = False
-        return event
-
-
-class AgentRun:
-    """The events of a run, as they arrive. The last one is `RunEnded`.
-
-    Iterate over it within the block that opened it. Cancelling an iteration loses no events;
-    leaving the block cancels the run, with its answer and its tools.
-
-    Raises:
-        TrioServeError: from the iteration, when the model fails or the server ends the run. The
-            error of a tool is not raised: it is a result for the model.
-    """
-
-    def __init__(self) -> None:
-        #: The result, once the last event has been read.
-        self.answer: RunAnswer | None = None
-        #: The current answer of the model; None between answers.
-        self.stream: ChatStream | None = None
-        #: Whether chunks wait until they are due.
-        self.is_paced = True
-        self.feed = RunFeed()
-        self._calls: dict[str, _Call] = {}
-        self.scope = trio.CancelScope()
-        self._watchers: list[Callable[[ChatStream], object]] = []
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has ended. Unread events may remain."""
-        return self.feed.is_over
-
-    def __aiter__(self) -> AsyncIterator[RunEvent]:
-        return self
-
-    async def __anext__(self) -> RunEvent:
-        event = await anext(self.feed)
-        if isinstance(event, RunEnded):
+        elif isinstance(event, RunEnded):
             self.answer = event.answer
         return event
 
@@ -183,7 +166,7 @@ class AgentRun:
 
     def cancel(self, error: TrioServeError | None = None) -> None:
         """End the run from another task; its reader gets `error` or a `RequestEndedError`."""
-        self.feed.end(error or RequestEndedError("The request was cancelled."))
+        self.end(error or RequestEndedError("The request was cancelled."))
         self.scope.cancel()
 
     # -- monitoring

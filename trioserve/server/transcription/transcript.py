@@ -139,23 +139,18 @@ class Transcript:
         return [word for segment in self.segments for word in segment.words]
 
 
-@attrs.define(eq=False)
-class TranscriptStream:
+class TranscriptStream(Feed[TranscriptEvent]):
     """The events of a transcript as they arrive. Cancelling a call loses no events.
+
+    The last event is a `Summary`.
 
     Raises:
         TrioServeError: from each call: the recording could not be transcribed.
     """
 
-    duration: float  # of the recording, in seconds
-    _events: Feed[TranscriptEvent]
-
-    def __aiter__(self) -> TranscriptStream:
-        return self
-
-    async def __anext__(self) -> TranscriptEvent:
-        """Wait for the next event. The last one is a `Summary`."""
-        return await anext(self._events)
+    def __init__(self, duration: float) -> None:
+        super().__init__(1)  # a slow reader delays the work
+        self.duration = duration  # of the recording, in seconds
 
     async def read(self) -> Transcript:
         """Read the rest, and return the whole transcript."""
@@ -208,11 +203,11 @@ class Transcriptions:
             with context.preparing():
                 (audio,) = await self._loader.load([source], wanted, hold)
             assert isinstance(audio, DecodedAudio)
-            events = Feed[TranscriptEvent](1)  # a slow reader delays the work
+            stream = TranscriptStream(audio.seconds)
             with observed_recording(requests.resources.observers, audio.seconds) as record:
-                work = partial(self._transcribe, audio, params, context, events, record)
+                work = partial(self._transcribe, audio, params, context, stream, record)
                 async with alongside(work):
-                    yield TranscriptStream(audio.seconds, events)
+                    yield stream
 
     async def aclose(self) -> None:
         """End the work of the transcriber."""
@@ -223,19 +218,19 @@ class Transcriptions:
         audio: DecodedAudio,
         params: TranscriptionParams,
         context: RequestContext,
-        events: Feed[TranscriptEvent],
+        stream: TranscriptStream,
         record: TranscriptionRecord,
     ) -> None:
         async def send(event: TranscriptEvent) -> None:
             record.is_finished = isinstance(event, Summary)
-            events.put(event)
-            await events.room()
+            stream.put(event)
+            await stream.room()
 
         try:
             with self._requests.resources.gate.inside(has_begun=True):
                 await self._transcriber.transcribe(audio, params, context, send)
         except TrioServeError as error:
             record.error = error
-            events.end(error)
+            stream.end(error)
         else:
-            events.end()
+            stream.end()

@@ -159,7 +159,7 @@ async def test_a_call_that_writes_is_approved() -> None:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
-            while not (running := list(service.responses._running)):
+            while not (running := list(service.responses)):
                 await trio.sleep(0.01)
             (id_,) = running
             run = service.responses.find(id_, "").run
