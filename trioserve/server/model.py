@@ -53,18 +53,12 @@ class VocabFacts:
             fim=vocab.fim,
         )
 
-    @property
-    def max_token_bytes(self) -> int:
+    def tokenize(self, *_args: Any, **_options: Any) -> Any:
         """Raise ServerSleepingError."""
         raise ServerSleepingError
 
-    def tokenize(self, *_args: Any, **_options: Any) -> tuple[TokenId, ...]:
-        """Raise ServerSleepingError."""
-        raise ServerSleepingError
-
-    def detokenize(self, *_args: Any, **_options: Any) -> bytes:
-        """Raise ServerSleepingError."""
-        raise ServerSleepingError
+    detokenize = tokenize
+    max_token_bytes = property(tokenize)
 
 
 #: The classes of a reranker that was made from a chat model. The first one is its score.
@@ -133,7 +127,9 @@ class LoadedModel:
             template_variables=variables,
             preserved_tokens=preserved,
             keeps_checkpoints=isinstance(engine, Engine) and engine.keeps_checkpoints,
-            modalities=_modalities(engine),
+            modalities=Modalities()
+            if (projector := engine.projector) is None
+            else Modalities(vision=projector.sees, audio=projector.hears),
             has_whisper=config.transcription_model is not None,
             pooling=pooling,
             classes=engine.labels if isinstance(engine, EmbeddingEngine) else (),
@@ -224,13 +220,6 @@ def _context_advice(engine: EngineLoop, config: Config) -> str | None:
         f"divides the context of {n_ctx}; for longer ones, set a smaller --parallel or "
         "--kv-unified."
     )
-
-
-def _modalities(engine: EngineLoop) -> Modalities:
-    projector = engine.projector
-    if projector is None:
-        return Modalities()
-    return Modalities(vision=projector.sees, audio=projector.hears)
 
 
 def _template(info: ModelInfo, config: Config) -> ChatTemplate:

@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar
 
 import attrs
 import trio
@@ -32,6 +32,7 @@ from trioserve.types import (
 )
 
 _T = TypeVar("_T")
+_Whole = TypeVar("_Whole", covariant=True)
 
 
 @attrs.frozen(kw_only=True)
@@ -348,22 +349,17 @@ class ChatStream:
         return ChatCompletion(message=self.message, prompt_text=self.prompt_text, **rest)
 
 
-@overload
-async def read_all(opened: AbstractAsyncContextManager[list[Stream]]) -> list[Completion]: ...
+class _Readable(Protocol[_Whole]):
+    async def read(self) -> _Whole: ...
 
 
-@overload
 async def read_all(
-    opened: AbstractAsyncContextManager[list[ChatStream]],
-) -> list[ChatCompletion]: ...
-
-
-async def read_all(opened: AbstractAsyncContextManager[list[Any]]) -> list[Any]:
+    opened: AbstractAsyncContextManager[Sequence[_Readable[_T]]],
+) -> list[_T]:
     """Read streams to their ends concurrently: ``await read_all(server.stream_all(...))``.
 
     Raises:
         TrioServeError: one of them failed; the others are cancelled.
     """
     async with opened as streams:
-        outputs: list[Any] = await all_of([stream.read for stream in streams])
-    return outputs
+        return await all_of([stream.read for stream in streams])

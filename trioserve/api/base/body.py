@@ -252,17 +252,6 @@ def is_form(content_type: str) -> bool:
     return parse_options_header(content_type)[0] == "multipart/form-data"
 
 
-def _with_field(data: bytes, boundary: bytes, name: str, value: str) -> bytes:
-    """Put a field before the others of a form."""
-    head = f'Content-Disposition: form-data; name="{name}"'.encode()
-    return b"--%b\r\n%b\r\n\r\n%b\r\n%b" % (boundary, head, value.encode(), data)
-
-
-def weight_of_form(data: bytes) -> int:
-    """Estimate the memory that a form takes: a file is held in pieces, and then as a whole."""
-    return 3 * len(data)
-
-
 def boundary_of(content_type: str) -> bytes:
     """Find the boundary of a form. Raises InvalidRequestError if there is none."""
     kind, options = parse_options_header(content_type)
@@ -398,9 +387,9 @@ class Incoming:
         """Have the body, which was read, ask for a stream."""
         if self._form is not None:
             self._form.fields["stream"] = ["true"]
-            if self.data is not None:
-                boundary = boundary_of(self.content_type)
-                self.data = _with_field(self.data, boundary, "stream", "true")
+            if self.data is not None:  # the field stands before the others
+                first = b'--%b\r\nContent-Disposition: form-data; name="stream"\r\n\r\ntrue\r\n'
+                self.data = first % boundary_of(self.content_type) + self.data
         elif self._fields is not None:
             self._fields["stream"], self.data = True, None
 
@@ -439,8 +428,10 @@ class Incoming:
         data = await self.receive()
         self.size = len(data)
         self.data = data if self.keeps_data else None
-        weigh = weight_of_form if self.is_form else weight_of
-        self.held.grow(await self.aside(partial(weigh, data)) - self.size)
+        if self.is_form:
+            self.held.grow(2 * self.size)  # a file is held in pieces, and then as a whole
+        else:
+            self.held.grow(await self.aside(partial(weight_of, data)) - self.size)
         return await self.aside(partial(parse, data))
 
     async def aside(self, work: Callable[[], _T]) -> _T:

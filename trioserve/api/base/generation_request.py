@@ -22,8 +22,8 @@ from trioserve.types import GenerationParams, Grammar, SamplingParams
 # -- fields without effect
 
 
-#: Known fields without effect on routes that continue text; see `RequestBody.unsupported`.
-UNSUPPORTED: Mapping[str, Only] = {
+#: Known fields without effect on all routes; see `RequestBody.unsupported`.
+_UNSUPPORTED: Mapping[str, Only] = {
     "adapters": Only([]),
     "allowed_token_ids": Only([]),
     "audio": Only(),
@@ -38,32 +38,24 @@ UNSUPPORTED: Mapping[str, Only] = {
     "modalities": Only(["text"]),
     "moderation": Only(),
     "n_cache_reuse": Only(0, harmless="the cache finds the longest beginning of a prompt"),
-    "parallel_tool_calls": Only(True, harmless="without tools, there are no calls"),
     "preserved_tokens": Only([]),
-    "reasoning_budget_tokens": Only(-1),
-    "reasoning_control": Only(False),
     "return_token_ids": Only(False),
     "return_tokens_as_token_ids": Only(False),
     "stop_token_ids": Only([]),
-    "thinking_budget_tokens": Only(-1),
-    "trioserve_run_tools": Only(False),
     "truncate_prompt_tokens": Only(),
     "use_beam_search": Only(False),
     "web_search_options": Only(harmless="this server does not search the web"),
 }
 
-#: Those that do have an effect on a chat, whose template tells where reasoning and calls are.
-_OF_CHATS = frozenset(
-    {
-        "parallel_tool_calls",
-        "reasoning_budget_tokens",
-        "reasoning_control",
-        "thinking_budget_tokens",
-        "trioserve_run_tools",
-    }
-)
-
-#: The same, where a route differs.
+#: On routes that continue text. A chat's template tells where reasoning and calls are.
+UNSUPPORTED: Mapping[str, Only] = {
+    **_UNSUPPORTED,
+    "parallel_tool_calls": Only(True, harmless="without tools, there are no calls"),
+    "reasoning_budget_tokens": Only(-1),
+    "reasoning_control": Only(False),
+    "thinking_budget_tokens": Only(-1),
+    "trioserve_run_tools": Only(False),
+}
 UNSUPPORTED_IN_LLAMA: Mapping[str, Only] = {
     **UNSUPPORTED,
     "best_of": Only(1),
@@ -72,7 +64,7 @@ UNSUPPORTED_IN_LLAMA: Mapping[str, Only] = {
     "suffix": Only(""),
 }
 UNSUPPORTED_IN_CHAT: Mapping[str, Only] = {
-    **{name: only for name, only in UNSUPPORTED.items() if name not in _OF_CHATS},
+    **_UNSUPPORTED,
     "best_of": Only(1),
     "suffix": Only(""),
 }

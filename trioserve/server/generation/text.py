@@ -110,12 +110,6 @@ def _mean_logprob(output: Completion) -> float:
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
-def control_tokens(vocab: Vocab) -> frozenset[TokenId]:
-    """Find the tokens that have a name but no text."""
-    pairs = zip(vocab.pieces, vocab.names, strict=True)
-    return frozenset(token for token, (piece, name) in enumerate(pairs) if name and not piece)
-
-
 def _hold_scores(hold: MemoryReservation, prompt: Prompt, params: GenerationParams, n: int) -> None:
     """Reserve memory for the scores of a prompt, once for each of `n` outputs.
 
@@ -150,7 +144,7 @@ class TextGenerator:
         if self._config.log_prompts_dir:
             self._prompt_log = PromptLog(self._config.log_prompts_dir, self._model.vocab)
         #: Control tokens whose names appear in every output.
-        self._shown = control_tokens(self._model.vocab) if self._config.special else frozenset()
+        self._shown = frozenset(self._model.vocab.control if self._config.special else ())
         #: The threads that compile grammars. Cancelled callers leave theirs running.
         self.compilers = FairLimiter(_N_COMPILERS, _N_COMPILERS_EACH)
 

@@ -162,12 +162,7 @@ class OpenTelemetry:
         )
 
     def _record(self, request: RequestInfo, end: RequestEnd, seconds: float) -> None:
-        labels: dict[str, str] = {
-            "gen_ai.operation.name": request.operation,
-            "gen_ai.provider.name": "trioserve",
-            "gen_ai.request.model": request.model,
-            "gen_ai.response.model": request.model,
-        }
+        labels = _labels_of(request)
         error = {"error.type": kind} if (kind := _error_type(end)) else {}
         self._duration.record(seconds, {**labels, **error})
         if (timings := end.timings) is None or not timings.predicted_n:
@@ -192,12 +187,18 @@ def _message(end: RequestEnd) -> str:
     return type(error).__name__ if error is not None else _error_type(end)
 
 
-def _of_request(request: RequestInfo) -> _Attributes:
-    attributes: _Attributes = {
+def _labels_of(request: RequestInfo) -> dict[str, str]:
+    return {
         "gen_ai.operation.name": request.operation,
         "gen_ai.provider.name": "trioserve",
         "gen_ai.request.model": request.model,
         "gen_ai.response.model": request.model,
+    }
+
+
+def _of_request(request: RequestInfo) -> _Attributes:
+    attributes: _Attributes = {
+        **_labels_of(request),
         "gen_ai.usage.input_tokens": request.n_prompt,
         "trioserve.task_id": request.task_id,
     }

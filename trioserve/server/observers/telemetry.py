@@ -48,18 +48,15 @@ class TelemetryBatch:
 Callback: TypeAlias = Callable[[TelemetryBatch], Awaitable[None]] | Callable[[TelemetryBatch], None]
 
 
+@attrs.define(eq=False, slots=False)
 class Telemetry:
-    """Passes events to subscribed callbacks. It costs nothing without a subscription.
+    """Passes events to subscribed callbacks. It costs nothing without a subscription."""
 
-    Args:
-        observers: the server's observers. `Telemetry` is one of them while there are subscriptions.
-    """
-
-    def __init__(self, observers: list[Observer]) -> None:
-        self._observers = observers
-        self._subscriptions: list[_Subscription] = []
-        self._loop: EngineLoop | None = None
-        self._n_records = 0  # of earlier engines
+    #: Of the server. `Telemetry` is one of them while there are subscriptions.
+    _observers: list[Observer]
+    _subscriptions: list[_Subscription] = attrs.field(init=False, factory=list)
+    _loop: EngineLoop | None = attrs.field(init=False, default=None)
+    _n_records: int = attrs.field(init=False, default=0)  # of earlier engines
 
     def attach(self, loop: EngineLoop | None) -> None:
         """Switch to the steps of another engine, or of none while the server sleeps."""

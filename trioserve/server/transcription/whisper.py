@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import attrs
 import trio
@@ -130,22 +130,20 @@ class WhisperChild:
                 await pipe.aclose()
 
 
+@attrs.define(eq=False, slots=False)
 class WhisperTranscriber:
     """Transcribes recordings with faster-whisper in a process, one at a time.
 
     The process starts with the first recording and stays. Cancelling a recording kills it, because
     the work cannot be interrupted; the next recording starts another process.
-
-    Args:
-        settings: how to run Whisper.
-        max_waiting: the most recordings of a client that may wait.
     """
 
-    rate = 16_000
+    rate: ClassVar[int] = 16_000
+    _settings: WhisperSettings
+    _max_waiting: int  # recordings of a client
 
-    def __init__(self, settings: WhisperSettings, *, max_waiting: int) -> None:
-        self._settings = settings
-        self._turn = FairLimiter(1, max_waiting=max_waiting)
+    def __attrs_post_init__(self) -> None:
+        self._turn = FairLimiter(1, max_waiting=self._max_waiting)
         self._gate = Gate()
         self._child: WhisperChild | None = None
 
