@@ -98,11 +98,8 @@ def seed(value: Any) -> int:
 #: How many candidates to report for each token.
 probs = integer_in(0, limits.MAX_PROBS)
 
-#: The number of outputs. Each route has its own maximum.
+#: The number of outputs, or of answers in a run. Each route has its own maximum.
 copies = integer_in(1, None)
-
-#: The number of answers in a run. The route has the maximum.
-steps = integer_in(1, None)
 
 
 @json_type(NAME)

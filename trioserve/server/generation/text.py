@@ -17,7 +17,6 @@ from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.chat.parse.parser import MessageParser, message_parser, thinking_of
 from trioserve.chat.template.continuation import continued_prompt_tail
 from trioserve.engine import Engine
-from trioserve.engine.backend import Vocab
 from trioserve.errors import InvalidRequestError, UnavailableError, UnsupportedFieldError
 from trioserve.fair_limiter import FairLimiter, ThreadTime, Workers
 from trioserve.server.adapters import AdapterScales

@@ -235,18 +235,15 @@ class Health:
     async def _wait_stuck(self) -> None:
         """Wait until a step that exceeds the timeout ends."""
         began = trio.current_time() - self._timeout
-        _log.error("a step takes too long", seconds=self._timeout, stack=self._stack())
+        frame = sys._current_frames().get(self._loop.thread_id or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        _log.error("a step takes too long", seconds=self._timeout, stack=stack)
         self._stuck = True
         try:
             await self._ask()
         finally:
             self._stuck = False
         _log.warning("the long step has ended", seconds=round(trio.current_time() - began, 3))
-
-    def _stack(self) -> str:
-        """The stack of the inference thread."""
-        frame = sys._current_frames().get(self._loop.thread_id or 0)
-        return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     async def _ask(self) -> None:
         """Request the engine's status. Raises EngineError if the engine has failed."""

@@ -81,12 +81,13 @@ class EngineServices:
         if config.transcription_model is not None:
             settings = WhisperSettings(model=config.transcription_model, offline=config.offline)
             return WhisperTranscriber(settings, max_waiting=config.max_queue)
+        assert self.loop.projector is not None  # it hears
         return ModelTranscriber(
             self.text,
             self.workers,
             self.model.defaults,
             template=self.model.info.chat_template or "",
-            rate=self.media.audio_rate,
+            rate=self.loop.projector.audio_rate,
             instruction=config.transcription_prompt,
         )
 

@@ -119,11 +119,6 @@ class MediaPrompts:
         #: Memory during preparation is not in the budget, so this limits it.
         self._preparing = FairLimiter(3, 2)
 
-    @property
-    def audio_rate(self) -> int:
-        """The sample rate of the model's audio input, in Hz; 0: the model takes no sound."""
-        return 0 if self._projector is None else self._projector.audio_rate
-
     async def read_documents(self, messages: Messages, hold: MemoryReservation) -> Messages:
         """Replace documents with their text and images. `hold`: see `prompt_of`.
 

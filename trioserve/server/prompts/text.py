@@ -298,14 +298,6 @@ class ChatPrompts:
         check_kinds(self._model.modalities, marked.media.values())
         return marked
 
-    async def load(self, messages: Messages, hold: MemoryReservation) -> ParsedMessages:
-        """Check messages, and load their media, for a chat that becomes several prompts.
-
-        Raises:
-            TrioServeError: as `parse` and `mark`, and from loading.
-        """
-        return await self.media.load_once(await self.parse(messages), hold)
-
     async def render(self, messages: Messages, chat: ChatParams) -> str:
         """Render messages whose media are markers."""
         cost = n_chars([messages, chat.tools, chat.template_kwargs])

@@ -1,35 +1,15 @@
-"""The messages that a run adds to a chat."""
+"""The messages that a run adds to a chat, and calls of tools that fail alone."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import attrs
-import trio
-
 from trioserve.chat.deltas import Message, ToolCall
-from trioserve.concurrency import all_of
 from trioserve.errors import TrioServeError
-from trioserve.fair_limiter import tool_calls
 from trioserve.log import get_logger
-from trioserve.server.context import RequestContext
-from trioserve.server.generation.requests import ServerResources
-from trioserve.server.observers.observer import ToolRecord, observed_tool
-from trioserve.server.runs.events import (
-    ApprovalGiven,
-    ApprovalNeeded,
-    RunCall,
-    ToolCalled,
-    ToolReturned,
-    ToolStarted,
-)
-from trioserve.server.runs.params import RunParams, RunTools
-from trioserve.server.runs.run import AgentRun, Decision
-from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
+from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 
 _MAX_QUOTED = 200
 
@@ -80,117 +60,10 @@ def tool_message(call: ToolCall, content: str) -> dict[str, Any]:
 
 _log = get_logger("trioserve.tools")
 
-#: Tools of a run that run at the same time.
-_MAX_PARALLEL = 8
 
-_STOPPED = "A person has stopped this call. What it had done until then may stay."
-
-
-@attrs.define(eq=False, slots=False)
-class Calls:
-    """Runs the tool calls of a run, concurrently within a step."""
-
-    _run: AgentRun  # has the event feed and the decisions about calls
-    _tools: RunTools  # the available tools
-    _params: RunParams  # the limits of the tools
-    _context: RequestContext  # the client and the deadline
-    _resources: ServerResources  # the server's resources
-    _places: trio.CapacityLimiter = attrs.field(
-        init=False, factory=lambda: trio.CapacityLimiter(_MAX_PARALLEL)
-    )
-
-    async def run(
-        self, step: int, calls: Sequence[ToolCall], fit: Callable[[str], Awaitable[str]]
-    ) -> list[str]:
-        """Run calls, and return the results for the model.
-
-        Args:
-            step: the number of the answer with the calls.
-            calls: the calls from the model.
-            fit: shortens results that are too long for the model.
-        """
-        known = [self._announce(step, call) for call in calls]
-        return await all_of([partial(self._run_one, call, fit) for call in known])
-
-    def _announce(self, step: int, call: ToolCall) -> RunCall:
-        tool = self._tools.by_name.get(call.name)
-        info = ToolInfo(name=call.name) if tool is None else tool.info
-        known = RunCall(call.id, step, info, call.arguments)
-        self._run.put(ToolCalled(self._run.new_id(), known))
-        return known
-
-    async def _run_one(self, call: RunCall, fit: Callable[[str], Awaitable[str]]) -> str:
-        tool = self._tools.by_name.get(call.tool.name)
-        name = "" if tool is None else call.tool.name
-        record = ToolRecord(name, call.tool.kind, call_id=call.id, context=self._context)
-        result = ToolResult.of_error(_STOPPED)
-        with observed_tool(self._resources.observers, record):
-            with self._run.running(call.id) as scope:
-                result = await self._result(call, tool, record)
-            if scope.cancelled_caught:
-                record.outcome = "stopped"
-        content = await fit(result.text)
-        self._run.put(
-            ToolReturned(
-                self._run.new_id(),
-                call,
-                content,
-                is_error=result.is_error,
-                diff=result.diff,
-                seconds=record.seconds,
-                stopped=record.outcome == "stopped",
-            )
-        )
-        return content
-
-    async def _result(self, call: RunCall, tool: Tool | None, record: ToolRecord) -> ToolResult:
-        """Run one call if it is valid and allowed."""
-        if tool is None:
-            record.outcome = "failed"
-            return ToolResult.of_error(
-                f"There is no tool {call.tool.name!r:.80}. There are: {self._tools.listed()}."
-            )
-        try:
-            arguments = read_arguments(call.arguments)
-        except ValueError as error:
-            record.outcome = "failed"
-            return ToolResult.of_error(str(error))
-        output = partial(self._run.put_output, call)
-        context = attrs.evolve(self._params.place, on_output=output)
-        decision = await self._decide(call, tool, arguments, context)
-        if not decision.approved:
-            record.outcome = "denied"
-            because = f": {decision.reason}" if decision.reason else ""
-            return ToolResult.of_error(f"This call was not allowed{because}.")
-        # Commands and files take what other clients need. What else tools wait for is not here.
-        shares = call.tool.kind == "server"
-        async with self._places, tool_calls().place() if shares else nullcontext():
-            self._run.put(ToolStarted(self._run.new_id(), call))
-            with record.timed():
-                result = await _call(tool, arguments, context)
-        record.outcome = "failed" if result.is_error else "finished"
-        return result
-
-    async def _decide(
-        self, call: RunCall, tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext
-    ) -> Decision:
-        """Decide whether a call may run; wait for approval if needed."""
-        approve = self._params.approve
-        if not call.tool.writes or approve == "all":
-            return Decision(True)
-        if approve == "none":
-            return Decision(False, "it may change something, and such calls are off")
-        if approve != "ask":
-            return Decision(await approve(call))
-        preview = await _preview(tool, arguments, context)
-        self._run.put(ApprovalNeeded(self._run.new_id(), call, preview))
-        timeout = self._resources.config.tool_approval_timeout
-        decision = await self._run.decision(call.id, timeout)
-        self._run.put(ApprovalGiven(self._run.new_id(), call, decision.approved, decision.reason))
-        return decision
-
-
-async def _call(tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
+async def call_tool(
+    tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext
+) -> ToolResult:
     """Call a tool. Exceptions become error results for the model."""
     try:
         return await tool.call(arguments, context)
@@ -201,9 +74,10 @@ async def _call(tool: Tool, arguments: Mapping[str, Any], context: ToolCallConte
         return ToolResult.of_error(f"The tool has failed with {type(error).__name__}: {error}")
 
 
-async def _preview(
+async def preview_of(
     tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext
 ) -> str | None:
+    """Say what a call would change, if the tool can; None: it cannot."""
     try:
         return await tool.preview(arguments, context)
     except Exception as error:  # ask for approval without a preview

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import trio
 from trioserve.chat.deltas import ToolCall
 from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams, ToolChoice, choose
-from trioserve.concurrency import alongside
+from trioserve.concurrency import all_of, alongside
 from trioserve.config import Config
 from trioserve.errors import (
     InvalidRequestError,
@@ -22,13 +22,34 @@ from trioserve.errors import (
     UnsupportedFieldError,
     raised_alone,
 )
+from trioserve.fair_limiter import tool_calls
 from trioserve.server.context import RequestContext
 from trioserve.server.model import LoadedModel
-from trioserve.server.runs.calls import Calls, assistant_message, tool_message
-from trioserve.server.runs.events import EndReason, RunAnswer, RunEnded, StepChunk, StepStarted
+from trioserve.server.observers.observer import ToolRecord, observed_tool
+from trioserve.server.runs.calls import (
+    assistant_message,
+    call_tool,
+    preview_of,
+    read_arguments,
+    tool_message,
+)
+from trioserve.server.runs.events import (
+    ApprovalGiven,
+    ApprovalNeeded,
+    EndReason,
+    RunAnswer,
+    RunCall,
+    RunEnded,
+    StepChunk,
+    StepStarted,
+    ToolCalled,
+    ToolReturned,
+    ToolStarted,
+)
 from trioserve.server.runs.params import AnyTool, RunParams, RunTools, tools_of
-from trioserve.server.runs.run import AgentRun
+from trioserve.server.runs.run import AgentRun, Decision
 from trioserve.server.stream import ChatStream
+from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 from trioserve.types import FinishReason, GenerationParams, Timings
 
 if TYPE_CHECKING:
@@ -36,6 +57,11 @@ if TYPE_CHECKING:
 
 #: A high estimate of the characters in a token. Longer text is cut before it is tokenized.
 _MAX_CHARS = 16
+
+#: Tools of a run that run at the same time.
+_MAX_PARALLEL = 8
+
+_STOPPED = "A person has stopped this call. What it had done until then may stay."
 
 #: Approximate tokens of the note.
 _NOTE = 24
@@ -73,10 +99,12 @@ class AgentLoop:
     _messages: Messages  # the chat
     _asked: Asked
     _tools: RunTools  # that the model may call
-    _calls: Calls  # runs the server's tools
     _run: AgentRun  # the caller's object
     _added: list[dict[str, Any]] = attrs.field(init=False, factory=list)
     _timings: Timings = attrs.field(init=False, factory=Timings)
+    _places: trio.CapacityLimiter = attrs.field(
+        init=False, factory=lambda: trio.CapacityLimiter(_MAX_PARALLEL)
+    )
 
     async def execute(self) -> None:
         """Execute the run, and put its events into the feed, which ends with it."""
@@ -178,13 +206,89 @@ class AgentLoop:
         used = len(stream.prompt) + stream.finished.timings.predicted_n
         share = (self._server.model.n_ctx_seq - used) // 2 // len(calls)
         with self._asked.context.preparing():
-            results = await self._calls.run(step, calls, partial(self._fit, share))
+            known = [self._announce(step, call) for call in calls]
+            results = await all_of([partial(self._run_call, call, share) for call in known])
             written = zip(calls, results, strict=True)
             self._added += [tool_message(call, content) for call, content in written]
 
-    async def _fit(self, n_tokens: int, text: str) -> str:
+    def _announce(self, step: int, call: ToolCall) -> RunCall:
+        tool = self._tools.by_name.get(call.name)
+        info = ToolInfo(name=call.name) if tool is None else tool.info
+        known = RunCall(call.id, step, info, call.arguments)
+        self._run.put(ToolCalled(self._run.new_id(), known))
+        return known
+
+    async def _run_call(self, call: RunCall, n_tokens: int) -> str:
+        """Run a call, and return its result for the model, of at most so many tokens."""
+        tool = self._tools.by_name.get(call.tool.name)
+        name = "" if tool is None else call.tool.name
+        record = ToolRecord(name, call.tool.kind, call_id=call.id, context=self._asked.context)
+        result = ToolResult.of_error(_STOPPED)
+        with observed_tool(self._server.observers, record):
+            with self._run.running(call.id) as scope:
+                result = await self._result(call, tool, record)
+            if scope.cancelled_caught:
+                record.outcome = "stopped"
         async with self._server.loaded(self._asked.context):
-            return await fit(text, n_tokens, self._server)
+            content = await fit(result.text, n_tokens, self._server)
+        self._run.put(
+            ToolReturned(
+                self._run.new_id(),
+                call,
+                content,
+                is_error=result.is_error,
+                diff=result.diff,
+                seconds=record.seconds,
+                stopped=record.outcome == "stopped",
+            )
+        )
+        return content
+
+    async def _result(self, call: RunCall, tool: Tool | None, record: ToolRecord) -> ToolResult:
+        """Run one call if it is valid and allowed."""
+        if tool is None:
+            record.outcome = "failed"
+            return ToolResult.of_error(
+                f"There is no tool {call.tool.name!r:.80}. There are: {self._tools.listed()}."
+            )
+        try:
+            arguments = read_arguments(call.arguments)
+        except ValueError as error:
+            record.outcome = "failed"
+            return ToolResult.of_error(str(error))
+        output = partial(self._run.put_output, call)
+        context = attrs.evolve(self._asked.run.place, on_output=output)
+        decision = await self._decide(call, tool, arguments, context)
+        if not decision.approved:
+            record.outcome = "denied"
+            because = f": {decision.reason}" if decision.reason else ""
+            return ToolResult.of_error(f"This call was not allowed{because}.")
+        # Commands and files take what other clients need. What else tools wait for is not here.
+        shares = call.tool.kind == "server"
+        async with self._places, tool_calls().place() if shares else nullcontext():
+            self._run.put(ToolStarted(self._run.new_id(), call))
+            with record.timed():
+                result = await call_tool(tool, arguments, context)
+        record.outcome = "failed" if result.is_error else "finished"
+        return result
+
+    async def _decide(
+        self, call: RunCall, tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext
+    ) -> Decision:
+        """Decide whether a call may run; wait for approval if needed."""
+        approve = self._asked.run.approve
+        if not call.tool.writes or approve == "all":
+            return Decision(True)
+        if approve == "none":
+            return Decision(False, "it may change something, and such calls are off")
+        if approve != "ask":
+            return Decision(await approve(call))
+        preview = await preview_of(tool, arguments, context)
+        self._run.put(ApprovalNeeded(self._run.new_id(), call, preview))
+        timeout = self._server.config.tool_approval_timeout
+        decision = await self._run.decision(call.id, timeout)
+        self._run.put(ApprovalGiven(self._run.new_id(), call, decision.approved, decision.reason))
+        return decision
 
 
 def _sum(one: Timings, other: Timings) -> Timings:
@@ -239,11 +343,11 @@ async def open_run(
     with server.memory.hold(context.client) as hold, server.lifecycle.gate.open(end):
         with context.preparing(), loading:
             async with server.lifecycle.use(context) as services:
-                loaded = await services.prompts.load(messages, hold)
+                parsed = await services.prompts.parse(messages)
+                loaded = await services.media.load_once(parsed, hold)
         if loading.cancelled_caught:
             raise ServerClosingError
-        calls = Calls(run, chosen, asked.run, context, server.resources)
-        loop = AgentLoop(server, loaded, asked, chosen, calls, run)
+        loop = AgentLoop(server, loaded, asked, chosen, run)
         async with alongside(loop.execute):
             await run.wait()
             run.check()
