@@ -16,6 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.support.scripted_server import ScriptedLoader, assert_at_rest, read
 from tests.support.sleepers import falling_awake, n_loads, no_collection, until, wake
+from trioserve.concurrency import Phase
 from trioserve.config import Config
 from trioserve.errors import (
     ConfigError,
@@ -214,7 +215,7 @@ async def test_drain_while_it_sleeps() -> None:
     async with loader.serve() as server:
         await server.sleep()
         await server.drain()
-        assert server.lifecycle.draining
+        assert server.lifecycle.gate.phase.value is not Phase.OPEN
         for call in (lambda: server.complete("a"), partial(wake, server)):
             with pytest.raises(ServerClosingError):
                 await call()

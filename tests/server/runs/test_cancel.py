@@ -25,6 +25,7 @@ from trioserve import (
     ToolReturned,
     ToolStarted,
 )
+from trioserve.concurrency import Phase
 from trioserve.fair_limiter import tool_calls, working_for
 from trioserve.server.observers.observer import Event, ToolRecord
 
@@ -210,7 +211,7 @@ async def test_a_run_is_finished_while_the_server_drains() -> None:
                 await server.run(HI, [FakeTool()])
             may_end.set()
             assert (await run.read()).steps == 3
-        assert server.lifecycle.draining
+        assert server.lifecycle.gate.phase.value is not Phase.OPEN
 
 
 async def test_a_run_ends_when_the_drain_runs_out_of_time(

@@ -264,11 +264,6 @@ class ModelLifecycle:
         """Whether the model is loaded and the server is open."""
         return self._services is not None
 
-    @property
-    def draining(self) -> bool:
-        """Whether new requests are rejected."""
-        return self.gate.phase.value is not Phase.OPEN
-
     async def drain(self, timeout: float) -> None:
         """See `Server.drain`."""
         self.gate.refuse()
@@ -357,7 +352,9 @@ class ModelLifecycle:
     async def _until_ready(self) -> None:
         """Have the model loaded, and wait for that in the order of arrival."""
         self._check_open()
-        if self.draining:  # also for what has begun: no engine starts any more
+        if (
+            self.gate.phase.value is not Phase.OPEN
+        ):  # also for what has begun: no engine starts any more
             raise ServerClosingError
         n_waiting, config = self._start.n_open.value, self._resources.config
         if n_waiting >= config.max_queue + config.parallel:

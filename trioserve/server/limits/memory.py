@@ -186,10 +186,6 @@ class MemoryReservation(AbstractContextManager["MemoryReservation"]):
         self._budget.pass_on(self.n_bytes, self.owner, owner)
         self.owner = owner
 
-    def another(self) -> MemoryReservation:
-        """Start counting other bytes, for the same owner."""
-        return MemoryReservation(self._budget, self.owner)
-
     def detach(self) -> MemoryReservation:
         """Move the bytes to a new reservation, which outlives the block."""
         n_bytes, self.n_bytes = self.n_bytes, 0

@@ -152,15 +152,12 @@ class Joiner:
         if not body:
             self._held += text
             return ""
-        before = _between(self._last, body[0]) if self._is_new else self._held
+        before = self._held
+        if self._is_new and self._last and not any(map(_needs_no_space, (self._last, body[0]))):
+            before = " "
         self._held = text[len(body) :]
         self._last, self._is_new = body[-1], False
         return before + body
-
-
-def _between(last: str, first: str) -> str:
-    """The separator between windows, by the last character of one and the first of the next."""
-    return " " if last and not (_needs_no_space(last) or _needs_no_space(first)) else ""
 
 
 def _needs_no_space(character: str) -> bool:
