@@ -43,16 +43,6 @@ class VocabFacts:
     names: Sequence[bytes] = ()
     control: Sequence[TokenId] = ()
 
-    @classmethod
-    def of(cls, vocab: Vocab) -> Self:
-        """Copy the properties of a vocabulary that outlive the model."""
-        return cls(
-            n_tokens=vocab.n_tokens,
-            end_of_generation=vocab.end_of_generation,
-            bos=vocab.bos,
-            fim=vocab.fim,
-        )
-
     def tokenize(self, *_args: Any, **_options: Any) -> Any:
         """Raise ServerSleepingError."""
         raise ServerSleepingError
@@ -147,7 +137,14 @@ class LoadedModel:
 
     def asleep(self) -> Self:
         """Make a copy for the time in which the server sleeps."""
-        return attrs.evolve(self, vocab=VocabFacts.of(self.vocab))
+        vocab = self.vocab
+        facts = VocabFacts(
+            n_tokens=vocab.n_tokens,
+            end_of_generation=vocab.end_of_generation,
+            bos=vocab.bos,
+            fim=vocab.fim,
+        )
+        return attrs.evolve(self, vocab=facts)
 
     def check_generates(self) -> None:
         """Check that the model generates text. Raises NotSupportedError."""

@@ -30,14 +30,14 @@ class CustomTools:
         """Replace the custom tools in a list of a chat, and leave all else to the chat."""
         if not isinstance(tools, list):
             return tools
-        return [self._of_chat(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
-
-    def _of_chat(self, tool: Any, path: str) -> Any:
-        if not isinstance(tool, dict) or tool.get("type") != "custom":
-            return tool
-        custom = required(tool, "custom", mapping, path)
-        function = self.function(custom, f"{path}.custom")
-        return {"type": "function", "function": {"name": custom["name"], **function}}
+        functions = []
+        for i, tool in enumerate(tools):
+            if isinstance(tool, dict) and tool.get("type") == "custom":
+                custom = required(tool, "custom", mapping, f"tools[{i}]")
+                function = self.function(custom, f"tools[{i}].custom")
+                tool = {"type": "function", "function": {"name": custom["name"], **function}}
+            functions.append(tool)
+        return functions
 
     def function(self, tool: Mapping[str, Any], path: str) -> dict[str, Any]:
         """Make the function of a tool, whose text may have to follow a grammar.

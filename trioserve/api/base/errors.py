@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from trioserve.api.base import sse
 from trioserve.api.base.reply import Json
 from trioserve.api.base.vendors import ErrorShape, vendor_of
 from trioserve.concurrency import has_no_thread
@@ -66,18 +65,13 @@ def _is_ours(error: TrioServeError) -> bool:
     return error.status == 500 and not isinstance(error, others)
 
 
-def last_event(error: Exception) -> bytes:
-    """Make the error event that ends a stream which has begun."""
-    return sse.event(body(known(error)))
-
-
 def bodies_on(path: str) -> Callable[[Exception], dict[str, Any]]:
     """The function that makes error bodies on a path, also after the response has begun."""
     shape, id_ = shape_of(path), request_id()
     return lambda error: shape.body(known(error), id_)
 
 
-def last_event_on(path: str, error: Exception) -> bytes:
+def last_event(path: str, error: Exception) -> bytes:
     """Make the error event that ends a stream on a path, once the stream has begun."""
     return shape_of(path).event(bodies_on(path)(error), 0)
 

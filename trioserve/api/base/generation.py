@@ -141,7 +141,7 @@ async def stream_reply(
         await reply.open_source(caller, streams),
         writer,
         pings_of(server, request, [stream.mailbox for stream in streams]),
-        on_error or partial(errors.last_event_on, caller.path),
+        on_error or partial(errors.last_event, caller.path),
         tells_start=request.return_progress,
     )
 

@@ -29,18 +29,17 @@ class _Held:
     probs: list[TokenProbs]
 
 
+@attrs.define(eq=False, slots=False)
 class TokensOfText:
     """Matches the tokens of a message with its deltas.
 
     A token belongs to the first delta that contains any character of its text. The result does not
     depend on how the output is split.
-
-    Args:
-        pieces: the bytes of each token of the vocabulary.
     """
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        self._pieces = pieces
+    _pieces: Sequence[bytes]  # the bytes of each token of the vocabulary
+
+    def __attrs_post_init__(self) -> None:
         self._decoder = _Utf8Decoder(errors="replace")
         self._text = ""  # of the tokens in `_held`
         self._held: deque[_Held] = deque()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import attrs
@@ -472,7 +473,7 @@ async def _answer(request: TranslationRequest, caller: Caller, models: Models) -
         events = reply.EventSource.of(stream.__anext__)
         interval = server.config.sse_ping_interval
         pings = reply.Pings(interval if interval > 0 else math.inf)
-        return await reply.stream(events, writer, pings, errors.last_event)
+        return await reply.stream(events, writer, pings, partial(errors.last_event, caller.path))
     transcript = await stream.read()
     wanted = request.response_format
     if wanted in AS_TEXT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 
 import attrs
@@ -77,7 +78,7 @@ async def run_reply(
     run: AgentRun,
     writer: sse.EventWriter[RunEvent],
     id_: str,
-    on_error: reply.OnError = errors.last_event,
+    on_error: reply.OnError | None = None,
 ) -> Reply:
     """Answer with the events of a run, which other requests can reach by its id."""
     streams: list[ChatStream] = []  # that of the step
@@ -89,6 +90,7 @@ async def run_reply(
     run.watch(follow)
     findable(models, request, caller, id_, streams, run)
     source, pings = reply.EventSource.of(run.__anext__), pings_of(server, request, mailboxes)
+    on_error = on_error or partial(errors.last_event, caller.path)
     return await reply.stream(source, writer, pings, on_error)
 
 

@@ -146,13 +146,18 @@ class Admission:
         n_free = self._n_slots - (len(self._dispatcher) - n_queued)
         if n_queued < n_free:
             return  # it starts at once
+        n_requests, n_tokens = self._config.max_queue, self._config.max_queue_tokens
         if self._keys is not None:
             own = self._dispatcher.queued_of(context.client)
-            most, most_tokens = _share_of_key(self._config, self._keys.number)
+            share = max(1, n_requests // max(1, self._keys.number))
+            most = min(n_requests, self._config.max_queue_per_key or share)
+            most_tokens: float = math.inf
+            if n_tokens and n_requests:
+                most_tokens = max(1, n_tokens * most // n_requests)
             whose = " with this API key"
             self._check_load(own, max(0, n_free), n_prompt, most, most_tokens, whose)
-        most, most_tokens = self._config.max_queue, self._config.max_queue_tokens or math.inf
-        self._check_load(self._dispatcher.queued, n_free, n_prompt, most, most_tokens)
+        limit = n_tokens or math.inf
+        self._check_load(self._dispatcher.queued, n_free, n_prompt, n_requests, limit)
 
     def _check_load(
         self,
@@ -195,14 +200,6 @@ class Admission:
     def _retry_after(self) -> float:
         """Estimate the seconds until one request finishes and frees a place in the queue."""
         return max(1.0, math.ceil(self._service_s / self._n_slots))
-
-
-def _share_of_key(config: Config, n_keys: int) -> tuple[int, float]:
-    """Compute the share of the queue that one of several API keys may fill."""
-    n_requests, n_tokens = config.max_queue, config.max_queue_tokens
-    share = min(n_requests, config.max_queue_per_key or max(1, n_requests // max(1, n_keys)))
-    tokens = max(1, n_tokens * share // n_requests) if n_tokens and n_requests else math.inf
-    return share, tokens
 
 
 #: Seconds that a snapshot of the queue is reused: many streams may ask for one.

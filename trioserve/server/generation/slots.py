@@ -76,7 +76,7 @@ class SlotFiles:
             TrioServeError: the file cannot be written.
         """
         path = self._path(filename)
-        await self._until_idle(slot_id)
+        await self._at(slot_id, lambda _: None)  # until it is idle, so that others do not wait
         async with self._one:
             began = monotonic()
             saved = await self._at(slot_id, partial(self._engine.save_slot, owner=owner))
@@ -97,7 +97,7 @@ class SlotFiles:
             NotSupportedError: the server was started without a directory for files.
         """
         path = self._path(filename)
-        await self._until_idle(slot_id)
+        await self._at(slot_id, lambda _: None)  # until it is idle, so that others do not wait
         async with self._one:
             began = monotonic()
             read = partial(self._engine.read_state, path, self._adapters.current)
@@ -124,10 +124,6 @@ class SlotFiles:
         """
         self.check()
         return await self._at(slot_id, partial(self._engine.erase_slot, owner=owner))
-
-    async def _until_idle(self, slot_id: int) -> None:
-        """Wait for a slot before taking the lock, so that calls for other slots are not delayed."""
-        await self._at(slot_id, lambda _slot_id: None)
 
     async def _at(self, slot_id: int, function: Callable[[int], _T]) -> _T:
         return await self._dispatcher.call(partial(function, slot_id), slot_id=slot_id)
