@@ -36,11 +36,6 @@ class Bucket:
         """Seconds until `n` can be taken."""
         return max(0.0, (n - self.level) * PERIOD / self.capacity)
 
-    @property
-    def full_in(self) -> float:
-        """Seconds until the bucket is full."""
-        return (self.capacity - self.level) * PERIOD / self.capacity
-
 
 @attrs.frozen
 class Remaining:
@@ -110,7 +105,9 @@ class RateLimits:
         if not self._limits_of(client):
             return {}
         return {
-            what: Remaining(int(bucket.capacity), max(0, int(bucket.level)), bucket.full_in)
+            what: Remaining(
+                int(bucket.capacity), max(0, int(bucket.level)), bucket.wait(bucket.capacity)
+            )
             for what, bucket in self._find(client).items()
         }
 
@@ -141,7 +138,7 @@ class RateLimits:
         """Drop clients whose buckets have refilled."""
         for _ in range(2):  # two for each one added, so that the number shrinks
             client, buckets = next(iter(self._clients.items()))
-            if any(now < bucket.at + bucket.full_in for bucket in buckets.values()):
+            if any(now < bucket.at + bucket.wait(bucket.capacity) for bucket in buckets.values()):
                 return
             if len(self._clients) > 1:
                 del self._clients[client]
