@@ -219,7 +219,7 @@ class AgentLoop:
         return known
 
     async def _run_call(self, call: RunCall, n_tokens: int) -> str:
-        """Run a call, and return its result for the model, of at most so many tokens."""
+        """Run a call, and return its result, cut to a number of tokens for the model."""
         tool = self._tools.by_name.get(call.tool.name)
         name = "" if tool is None else call.tool.name
         record = ToolRecord(name, call.tool.kind, call_id=call.id, context=self._asked.context)
