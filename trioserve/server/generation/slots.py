@@ -130,13 +130,10 @@ class SlotFiles:
 
     def _path(self, filename: str) -> Path:
         directory = self.check()
-        if not filename or _FORBIDDEN.search(filename) or _too_long(filename):
+        is_odd = _FORBIDDEN.search(filename) is not None
+        if not filename or is_odd or len(filename.encode()) > _LONGEST_NAME:
             raise InvalidRequestError("Invalid filename", param="filename")
         return directory / filename
-
-
-def _too_long(filename: str) -> bool:
-    return len(filename.encode()) > _LONGEST_NAME
 
 
 def _refusal(why: str) -> InvalidRequestError:

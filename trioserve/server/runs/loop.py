@@ -142,7 +142,9 @@ class AgentLoop:
     async def _answer(self, step: int) -> ChatStream:
         """Generate an answer, and put its events into the feed."""
         messages = Messages((*self._messages, *self._added))
-        chat, context = self._chat(step), self._context(step)
+        chat, context = self._chat(step), self._asked.context
+        if step > 1:
+            context = attrs.evolve(context, arrived=None)  # only the first one has waited since
         answering = self._server.stream_chats(messages, self._asked.params, chat, context=context)
         async with answering as (stream,):
             self._run.put(StepStarted(self._run.new_id(), step))
@@ -163,11 +165,6 @@ class AgentLoop:
         if choice.mode == "required":
             choice = ToolChoice("auto", choice.names)
         return attrs.evolve(chat, tool_choice=choice, add_generation_prompt=True)
-
-    def _context(self, step: int) -> RequestContext:
-        """The context of an answer. Only the first one has waited since the request arrived."""
-        context = self._asked.context
-        return context if step == 1 else attrs.evolve(context, arrived=None)
 
     # -- what follows from it
 
