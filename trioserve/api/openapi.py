@@ -24,7 +24,7 @@ from trioserve.api.base.answers import COMPONENTS, Answer, schema_of
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import Reply, json
 from trioserve.api.base.request_schemas import classes_in, of_class, of_fields
-from trioserve.api.base.routes import Query, Route, Routes
+from trioserve.api.base.routes import Query, Route, Routes, tells
 from trioserve.api.edge.access import PAGE_RULES, PUBLIC, PUBLIC_RULES
 from trioserve.errors import NotFoundError, TrioServeError
 from trioserve.fair_limiter import text_threads
@@ -99,14 +99,7 @@ def takes(
         content: the type of the body.
     """
 
-    def tell(handler: _Handler) -> _Handler:
-        handler.takes = request_class  # type: ignore[attr-defined]
-        handler.query = dict(query or {})  # type: ignore[attr-defined]
-        handler.streams = streams  # type: ignore[attr-defined]
-        handler.content = content  # type: ignore[attr-defined]
-        return handler
-
-    return tell
+    return tells(takes=request_class, query=query or {}, streams=streams, content=content)
 
 
 def gives(
@@ -125,14 +118,8 @@ def gives(
         may_be_empty: the answer may also be a 204.
     """
     kinds = {} if type_ is None else {content: type_}
-
-    def tell(handler: _Handler) -> _Handler:
-        handler.gives = {str(status or (200 if kinds else 204)): kinds}  # type: ignore[attr-defined]
-        if may_be_empty:
-            handler.gives["204"] = {}  # type: ignore[attr-defined]
-        return handler
-
-    return tell
+    empty: dict[str, Any] = {"204": {}} if may_be_empty else {}
+    return tells(gives={str(status or (200 if kinds else 204)): kinds, **empty})
 
 
 @routes.get("/openapi.json")
@@ -185,12 +172,12 @@ def describe(
     paths: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     classes, answers = set(), dict[str, Any]()
     for route in of:
-        path, method, handler = path_of(route.path), route.method, route.handler
-        if not _is_of(api, path, handler):
+        path = path_of(route.path)
+        if not _is_of(api, path, route.handler):
             continue
-        paths[path][method.lower()] = _operation(path, method, handler, answers)
-        if (request_class := getattr(handler, "takes", None)) is not None:
-            classes |= classes_in(request_class)
+        paths[path][route.method.lower()] = _operation(path, route, answers)
+        if route.takes is not None:
+            classes |= classes_in(route.takes)
     schemas = {cls.__name__: of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)}
     return {
         "openapi": "3.1.0",
@@ -229,27 +216,24 @@ def path_of(rule: str) -> str:
     return re.sub(r"<(?:[^:<>]*:)?(\w+)>", r"{\1}", rule)
 
 
-def _operation(
-    path: str, method: str, handler: Callable[..., Any], answers: dict[str, Any]
-) -> dict[str, Any]:
-    request_class = getattr(handler, "takes", None)
-    first, _, rest = (inspect.getdoc(handler) or "").partition("\n\n")
+def _operation(path: str, route: Route, answers: dict[str, Any]) -> dict[str, Any]:
+    first, _, rest = (inspect.getdoc(route.handler) or "").partition("\n\n")
     operation: dict[str, Any] = {
-        "operationId": re.sub("[^a-zA-Z0-9]+", "_", f"{method.lower()}{path}").strip("_"),
+        "operationId": re.sub("[^a-zA-Z0-9]+", "_", f"{route.method.lower()}{path}").strip("_"),
         "summary": " ".join(first.split()),
     }
     if rest:
         operation["description"] = rest
-    parameters = _parameters(path, getattr(handler, "query", {}))
+    parameters = _parameters(path, route.query)
     given: dict[str, Any] = {
         status: {content: {"schema": schema_of(type_, answers)} for content, type_ in kinds.items()}
-        for status, kinds in getattr(handler, "gives", {}).items()
+        for status, kinds in route.gives.items()
     }
-    if request_class is not None:
-        body = {"schema": {"$ref": COMPONENTS + request_class.__name__}}
-        operation["requestBody"] = {"required": True, "content": {handler.content: body}}  # type: ignore[attr-defined]
-        if "stream" in of_fields(request_class):
-            given["200"][handler.streams] = {"schema": _EVENTS}  # type: ignore[attr-defined]
+    if route.takes is not None:
+        body = {"schema": {"$ref": COMPONENTS + route.takes.__name__}}
+        operation["requestBody"] = {"required": True, "content": {route.content: body}}
+        if "stream" in of_fields(route.takes):
+            given["200"][route.streams] = {"schema": _EVENTS}
             given["202"] = {"application/json": {"schema": schema_of(Later, answers)}}
             parameters += [
                 {"name": name, "in": "header", **about} for name, about in _OF_STREAMS.items()

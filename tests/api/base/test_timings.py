@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.clients import client_of, events_in, named_events_in
+from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.output import LiveTimings
 from trioserve.engine import DraftRequest
 from trioserve.engine.step_costs import StepCosts
@@ -66,8 +67,8 @@ async def test_live_timings_count_drafts(
 
 
 def test_a_chunk_without_a_draft_takes_nothing_back() -> None:
-    live = LiveTimings(3, lambda: 0.0)
+    live = LiveTimings(3, GenerationRequest(timings_per_token=True))
     live.on_output(4, (3, 2))
     live.on_output(1, (0, 0))
-    timings = live.now()
+    timings = live.now()["timings"]
     assert (timings.predicted_n, timings.draft_n, timings.draft_n_accepted) == (5, 3, 2)

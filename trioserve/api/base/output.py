@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -91,8 +92,8 @@ def _ratio(a: float, b: float) -> float:
 class LiveTimings:
     """The timings of a request that is still running, as far as its events tell them."""
 
-    def __init__(self, n_prompt: int, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, n_prompt: int, request: GenerationRequest) -> None:
+        self._request = request  # says what its client wants to know
         self._prompt = types.Progress(0, n_prompt, 0, 0, 0.0)
         self._first: float | None = None
         self.n_predicted = 0
@@ -103,13 +104,11 @@ class LiveTimings:
         self.n_predicted += n_tokens
         self._drafts = max(self._drafts, drafts)
 
-    def on_progress(self, value: types.Progress) -> None:
-        """Record the progress of the prompt."""
+    def progress(self, value: types.Progress) -> dict[str, Any] | None:
+        """Record the progress of the prompt, and write it; None: the client does not ask for it."""
         self._prompt = value
-
-    def with_progress(self, value: types.Progress, *, timed: bool) -> dict[str, Any]:
-        """Record and return the progress of the prompt, with the timings so far if `timed`."""
-        self.on_progress(value)
+        if not self._request.return_progress:
+            return None
         written: dict[str, Any] = {
             "prompt_progress": {
                 "total": value.total,
@@ -118,18 +117,21 @@ class LiveTimings:
                 "time_ms": round(value.time_ms),
             }
         }
-        if timed:
+        if self._request.timings_per_token:
             n_new = value.processed - value.cached
             written["timings"] = _timings(value.cached, n_new, value.time_ms, 0, 0.0, (0, 0))
         return written
 
-    def now(self) -> Timings:
-        """Write the timings so far, once there is output."""
-        now, prompt = self._clock(), self._prompt
+    def now(self) -> dict[str, Timings]:
+        """Write the timings so far, once there is output, if the client asks for them."""
+        if not self._request.timings_per_token:
+            return {}
+        now, prompt = monotonic(), self._prompt
         if self._first is None:
             self._first = now
         n_new, ms = prompt.total - prompt.cached, (now - self._first) * 1e3
-        return _timings(prompt.cached, n_new, prompt.time_ms, self.n_predicted, ms, self._drafts)
+        output = (self.n_predicted, ms, self._drafts)
+        return {"timings": _timings(prompt.cached, n_new, prompt.time_ms, *output)}
 
 
 # -- whole outputs

@@ -32,6 +32,10 @@ Handler: TypeAlias = Callable[..., Awaitable[Reply]]
 _Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
+def _needs_it(fields: Mapping[str, Any]) -> None:
+    return None
+
+
 class Responder(Protocol):
     """Answers what came from a caller.
 
@@ -55,10 +59,16 @@ class Waiting:
     """
 
     ping: Callable[[str], bytes] | None = None
-    answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = lambda _: None
+    answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] = _needs_it
 
 
 _LOADED = Waiting()
+
+
+def _told(name: str, default: Any = None) -> Any:
+    """Declare a field that is what a handler tells of itself under a name; see `tells`."""
+    made = attrs.Factory(lambda self: getattr(self.handler, name, default), takes_self=True)
+    return attrs.field(init=False, default=made)
 
 
 @attrs.frozen(eq=False, slots=False)  # for `cached_property`
@@ -70,33 +80,34 @@ class Route:
         path: the rule of the path, as werkzeug writes it.
         handler: answers.
         of_model: whether it is about a request to a model.
-
-    The other attributes are what the handler tells of itself; see `openapi.takes`, and below.
+        takes: the class that the body becomes; None: there is no body to read.
+        content: the type of the body.
+        query: the parameters in the URL, with what each does.
+        gives: by status and type of content: what it answers.
+        streams: the type of its answer where the body asks for a stream.
+        waiting: how a client is answered whose model is not loaded.
+        lists: of a route that lists models: makes the list of one that has only a name.
+        about_answer: whether requests are about an answer that another one began: only its server
+            knows it.
+        manages: whether it changes the server, or what other clients have.
     """
 
     method: str
     path: str
     handler: Handler
     of_model: bool = False
-    #: The class that the body becomes; None: there is no body to read.
-    takes: Any = attrs.field(init=False, default=None)
-    #: The type of the body.
-    content: str = attrs.field(init=False, default="")
-    #: The parameters in the URL, with what each does.
-    query: Query = attrs.field(init=False, factory=dict)
-    #: The type of its answer where the body asks for a stream.
-    streams: str = attrs.field(init=False, default="")
-    waiting: Waiting = attrs.field(init=False, default=_LOADED)
-    lists: Callable[[str], Mapping[str, Any]] | None = attrs.field(init=False, default=None)
-    #: Only the server of the answer knows it.
-    about_answer: bool = attrs.field(init=False, default=False)
-    manages: bool = attrs.field(init=False, default=False)
-    reads: Callable[[bytes], Any] | None = attrs.field(init=False, default=None)
-    check_first: Callable[[Any], object] | None = attrs.field(init=False, default=None)
-    check_kind: Callable[[Server], object] | None = attrs.field(init=False, default=None)
-
-    def __attrs_post_init__(self) -> None:
-        vars(self).update(vars(self.handler))
+    takes: Any = _told("takes")
+    content: str = _told("content", "")
+    query: Query = _told("query", {})
+    gives: Mapping[str, Mapping[str, Any]] = _told("gives", {})
+    streams: str = _told("streams", "")
+    waiting: Waiting = _told("waiting", _LOADED)
+    lists: Callable[[str], Mapping[str, Any]] | None = _told("lists")
+    about_answer: bool = _told("about_answer", False)
+    manages: bool = _told("manages", False)
+    _reads: Callable[[bytes], Any] | None = _told("reads")
+    _check_first: Callable[[Any], object] | None = _told("check_first")
+    _check_kind: Callable[[Server], object] | None = _told("check_kind")
 
     @cached_property
     def vendor(self) -> Vendor:
@@ -148,20 +159,20 @@ class Route:
             InvalidRequestError: a field of the body is wrong.
             TrioServeError: as `Incoming.fields`, and from the check of `of_kind`.
         """
-        if self.check_first is not None:
-            self.check_first(models)
-        if self.reads is not None:
-            return await incoming.read(self.reads)
+        if self._check_first is not None:
+            self._check_first(models)
+        if self._reads is not None:
+            return await incoming.read(self._reads)
         if (takes := self.takes) is None:
             return incoming.query
         if self.content == FORM:
             form = await incoming.form()
             return await incoming.aside(partial(takes.parse, form))
         fields = await incoming.fields(may_be_empty=bool(self.query))
-        if self.check_kind is not None:
+        if self._check_kind is not None:
             # That the model is of another kind comes before whatever else is wrong.
             name = fields.get("model")
-            self.check_kind(models.use(name if isinstance(name, str) else None, caller))
+            self._check_kind(models.use(name if isinstance(name, str) else None, caller))
         self._adapt(fields, models.config)
         return await incoming.aside(partial(takes.parse, fields, **more))
 
@@ -217,9 +228,11 @@ class Routes(list[Route]):
 # -- what a handler tells of itself
 
 
-def _tells(name: str, value: Any) -> Callable[[_Handler], _Handler]:
+def tells(**told: Any) -> Callable[[_Handler], _Handler]:
+    """Tell of a handler what its `Route` says of it."""
+
     def tell(handler: _Handler) -> _Handler:
-        setattr(handler, name, value)
+        vars(handler).update(told)
         return handler
 
     return tell
@@ -227,34 +240,34 @@ def _tells(name: str, value: Any) -> Callable[[_Handler], _Handler]:
 
 def manages(handler: _Handler) -> _Handler:
     """Mark a handler that changes the server, or what other clients have."""
-    return _tells("manages", True)(handler)
+    return tells(manages=True)(handler)
 
 
 def about_answer(handler: _Handler) -> _Handler:
     """Mark a handler whose requests are about an answer that another request began."""
-    return _tells("about_answer", True)(handler)
+    return tells(about_answer=True)(handler)
 
 
 def while_unloaded(waiting: Waiting) -> Callable[[_Handler], _Handler]:
     """Tell of a handler how a client is answered whose model is not loaded."""
-    return _tells("waiting", waiting)
+    return tells(waiting=waiting)
 
 
 def lists_models(list_of: Callable[[str], Mapping[str, Any]]) -> Callable[[_Handler], _Handler]:
     """Tell of a handler that it lists models; `list_of` makes the list of one by its name."""
-    return _tells("lists", list_of)
+    return tells(lists=list_of)
 
 
 def reads(parse: Callable[[bytes], Any]) -> Callable[[_Handler], _Handler]:
     """Tell of a handler that its request is made of the bytes of the body, by a function."""
-    return _tells("reads", parse)
+    return tells(reads=parse)
 
 
 def only_if(check: Callable[[Any], object]) -> Callable[[_Handler], _Handler]:
     """Tell of a handler that a function looks first whether the app has the feature, or raises."""
-    return _tells("check_first", check)
+    return tells(check_first=check)
 
 
 def of_kind(check: Callable[[Server], object]) -> Callable[[_Handler], _Handler]:
     """Tell of a handler that its model is of a kind, which a function checks."""
-    return _tells("check_kind", check)
+    return tells(check_kind=check)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
@@ -59,6 +59,12 @@ class TokensOfText:
                 self._held.append(self._partial)
                 self._partial = _Held(0, 0, [])
                 self._text += text
+
+    def match(self, event: ChatChunk) -> Iterator[tuple[Delta, int, list[TokenProbs]]]:
+        """Add the tokens of an event; gives each of its deltas as `take` does."""
+        self.add(event.tokens, event.probs)
+        for delta, (n, probs) in zip(event.deltas, self.take(event.deltas), strict=True):
+            yield delta, n, probs
 
     def take(self, deltas: Sequence[Delta]) -> list[tuple[int, list[TokenProbs]]]:
         """Return the number of tokens of each of the next deltas, and their candidates."""
@@ -112,13 +118,8 @@ def probs_of(
 ) -> list[TokenProbs]:
     """Collect the candidates for the tokens of a message's deltas of some kinds."""
     tokens = TokensOfText(pieces)
-    found: list[TokenProbs] = []
-    for chunk in chunks:
-        tokens.add(chunk.tokens, chunk.probs)
-        taken = tokens.take(chunk.deltas)
-        for delta, (_, probs) in zip(chunk.deltas, taken, strict=True):
-            found += probs if isinstance(delta, kinds) else []
-    return found
+    matched = (each for chunk in chunks for each in tokens.match(chunk))
+    return [one for delta, _, probs in matched if isinstance(delta, kinds) for one in probs]
 
 
 def probs_of_text(pieces: Sequence[bytes], output: Completion) -> list[TokenProbs]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from time import monotonic
 from typing import Any, ClassVar
 
 import attrs
@@ -342,7 +341,7 @@ class LlamaOutput:
         self._request, self._params = request, params
         self._index, self._prompt = index, prompt
         self._has_new_line = False
-        self._timings = LiveTimings(len(prompt), monotonic)
+        self._timings = LiveTimings(len(prompt), request)
 
     def whole(self, done: Completion) -> Output | dict[str, Any]:
         """Write an output that has ended."""
@@ -354,11 +353,8 @@ class LlamaOutput:
         if isinstance(event, Finished):
             return self._last(event, "", ())
         if isinstance(event, Progress):
-            self._timings.on_progress(event)
-            if not self._request.return_progress:
-                return None
-            extra = self._timings.with_progress(event, timed=self._request.timings_per_token)
-            return self._partial("", ()) | extra
+            extra = self._timings.progress(event)
+            return None if extra is None else self._partial("", ()) | extra
         self._timings.on_output(len(event.tokens), event.drafts)
         if not event.tokens and not event.text:
             return None
@@ -366,9 +362,7 @@ class LlamaOutput:
         part = self._partial(event.text, event.tokens)
         if event.probs:
             part["completion_probabilities"] = self._probs(event.probs)
-        if self._request.timings_per_token:
-            part["timings"] = self._timings.now()
-        return part
+        return part | self._timings.now()
 
     def _partial(self, text: str, tokens: Sequence[TokenId]) -> dict[str, Any]:
         return {

@@ -221,9 +221,8 @@ class OllamaEvents(sse.EventWriter[sse.Event]):
         """The candidates for the tokens of the text in an event."""
         if self._tokens is None or isinstance(event, Chunk):
             return event.probs
-        self._tokens.add(event.tokens, event.probs)
-        taken = zip(event.deltas, self._tokens.take(event.deltas), strict=True)
-        return [each for delta, (_, probs) in taken if isinstance(delta, TEXT) for each in probs]
+        matched = self._tokens.match(event)
+        return [each for delta, _, probs in matched if isinstance(delta, TEXT) for each in probs]
 
     async def comment(self, pings: Pings) -> bytes:
         """Write a part without text as a ping, because clients skip no line."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from time import monotonic
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -131,7 +130,7 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
         if isinstance(event, StepChunk):
             event = event.chunk
         if isinstance(event, Progress) and not self._request.return_progress:
-            choice.note(event)
+            choice.progress(event)
             return b""
         begin = "" if self._opened else self._open()
         return (begin + self._told(index, choice, event)).encode()
@@ -201,21 +200,18 @@ class ChoiceEvents:
 
     def begin_prompt(self, n_prompt: int) -> None:
         """Begin a prompt: further measurements are about this one, and its output."""
-        self._live = LiveTimings(n_prompt, monotonic)
+        self._live = LiveTimings(n_prompt, self._request)
         self._tokens = TokensOfText(self._pieces) if self._params.n_probs else None
 
     def aside(self, **fields: Any) -> str:
         """Write something outside the message."""
         return self.begin() + self._frame.chunk(self._choice("{}"), **fields)
 
-    def note(self, event: Progress) -> None:
-        """Record the progress of the prompt."""
-        self._live.on_progress(event)
-
     def progress(self, event: Progress) -> str:
-        """Write the progress of the prompt."""
+        """Write the progress of the prompt, if it is asked for."""
+        if (extra := self._live.progress(event)) is None:
+            return ""
         self._began = True
-        extra = self._live.with_progress(event, timed=self._request.timings_per_token)
         return self._frame.chunk(self._choice(_ROLE), **extra)
 
     def chunk(self, event: ChatChunk) -> str:
@@ -229,7 +225,7 @@ class ChoiceEvents:
         if not deltas:
             return ""
         *first, last = deltas
-        extra = {"timings": self._live.now()} if timed else {}
+        extra = self._live.now() if timed else {}
         return "".join(map(self._frame.chunk, first)) + self._frame.chunk(last, **extra)
 
     def last(self, event: Finished, more: Mapping[str, Any], *, reason: str = "") -> str:
@@ -256,10 +252,8 @@ class ChoiceEvents:
         """Write the choice of each delta, with the candidates for the tokens of its text."""
         if self._tokens is None:
             return [self._choice(self._delta(delta)) for delta in event.deltas]
-        self._tokens.add(event.tokens, event.probs)
-        taken = self._tokens.take(event.deltas)
         written = []
-        for delta, (_, probs) in zip(event.deltas, taken, strict=True):
+        for delta, _, probs in self._tokens.match(event):
             logprobs = "null"
             if isinstance(delta, ContentDelta | ReasoningDelta):
                 logprobs = sse.encode(chat_logprobs(probs, self._request, self._params))
@@ -327,7 +321,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         self._n_prompts = [len(prompt) for prompt in prompts]
         self._echoes = list(echoes)
         self._offsets = [len(echo) for echo in echoes]  # of the next token in the text
-        self._live = [LiveTimings(n, monotonic) for n in self._n_prompts]
+        self._live = [LiveTimings(n, request) for n in self._n_prompts]
         self._timings = [Timings()] * len(prompts)  # known at the end
         self._tokens = [TokensOfText(writer.pieces) for _ in prompts] if params.n_probs else []
 
@@ -338,11 +332,8 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         if isinstance(event, Finished):
             return self._last(index, event).encode()
         assert isinstance(event, Progress)
-        if not self._request.return_progress:
-            self._live[index].on_progress(event)
+        if (extra := self._live[index].progress(event)) is None:
             return b""
-        timed = self._request.timings_per_token
-        extra = self._live[index].with_progress(event, timed=timed)
         return self._frame.chunk(self._choice(index, ""), **extra).encode()
 
     def end(self) -> bytes:
@@ -362,10 +353,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         if not event.text:
             return ""
         choice = self._choice(index, event.text, logprobs=self._logprobs(index, event.text))
-        if not self._request.timings_per_token:
-            return self._frame.chunk(choice)
-        live = self._live[index].now()
-        return self._frame.chunk(choice, timings=live)
+        return self._frame.chunk(choice, **self._live[index].now())
 
     def _echoed(self, index: int, event: Chunk) -> TextLogprobs:
         assert event.scores is not None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from time import monotonic
 from typing import Any, Literal, Self
 
 import msgspec
@@ -271,10 +270,8 @@ class ResponseBuilder:
     def add(self, chunk: ChatChunk) -> list[Event]:
         """Take the next part of the message."""
         events: list[Event] = []
-        self._tokens.add(chunk.tokens, chunk.probs)
         self.n_candidates += sse.n_candidates(chunk.probs)
-        found = self._tokens.take(chunk.deltas)
-        for delta, (n_tokens, probs) in zip(chunk.deltas, found, strict=True):
+        for delta, n_tokens, probs in self._tokens.match(chunk):
             if isinstance(delta, ReasoningDelta):
                 self._n_reasoning += n_tokens
             events += self._open_for(delta)
@@ -451,7 +448,7 @@ class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
         self._n_events = 0
         #: The event with the whole response, and what follows it; and the events before.
         self.end_of_stream, self.n_before_end = b"", 0
-        self._live = LiveTimings(n_prompt, monotonic)
+        self._live = LiveTimings(n_prompt, chat)
 
     @classmethod
     async def of(
@@ -469,20 +466,17 @@ class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
         extra: dict[str, Any] = {}
         if isinstance(event, ChatChunk):
             self._live.on_output(len(event.tokens), event.drafts)
-            if self._chat.timings_per_token:
-                extra["timings"] = self._live.now()
+            extra |= self._live.now()
         elif isinstance(event, Progress):
-            self._live.on_progress(event)
-            if self._chat.return_progress:
+            if (told := self._live.progress(event)) is not None:
                 running = {"type": "response.in_progress", "response": self._builder.response}
-                events = events or [running]
-                extra = self._live.with_progress(event, timed=self._chat.timings_per_token)
+                events, extra = events or [running], told
         elif isinstance(event, Finished):
             extra["timings"] = timings_of(event.timings)
         elif isinstance(event, RunEnded):
             extra["timings"] = timings_of(event.answer.timings)
         elif isinstance(event, StepStarted):
-            self._live = LiveTimings(0, monotonic)
+            self._live = LiveTimings(0, self._chat)
         if events:
             events[-1] = events[-1] | extra
         return self._write_all(events)
