@@ -12,7 +12,7 @@ import pytest
 from tests.support.anthropic_api import ASK
 from tests.support.clients import client_and_service, client_of, named_events_in, use_anthropic
 from tests.support.scripts import answering
-from trioserve.api.anthropic import events as anthropic_errors
+from trioserve.api.anthropic import routes as anthropic_errors
 from trioserve.api.anthropic.request import MessagesRequest
 from trioserve.errors import (
     DecodeError,

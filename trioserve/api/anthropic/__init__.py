@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from trioserve.api.anthropic import events, routes
+from trioserve.api.anthropic import routes
 from trioserve.api.base.vendors import RateLimitHeaders, Vendor
 
 
@@ -17,7 +17,7 @@ VENDOR = Vendor(
     name="anthropic",
     paths=("/v1/messages",),
     routes=(routes.routes,),
-    errors=events.SHAPE,
+    errors=routes.SHAPE,
     id_header="request-id",
     rate_limits=RateLimitHeaders("Anthropic-RateLimit-{kind}-{part}", _moment),
 )

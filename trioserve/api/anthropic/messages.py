@@ -27,6 +27,7 @@ from trioserve.api.base.fields import (
     object_schema,
     objects,
     one_of,
+    optional,
     required,
     text,
 )
@@ -152,8 +153,8 @@ def _image(block: Mapping[str, Any], path: str) -> list[Part]:
 def _document(block: Mapping[str, Any], path: str) -> list[Part]:
     """Read a document: its title and what is said about it stand before it."""
     _leave_out_citations(block)
-    name = _optional_text(block, "title", path)
-    about = _optional_text(block, "context", path)
+    name = optional(block, "title", text, path) or ""
+    about = optional(block, "context", text, path) or ""
     source, kind, path = _source(block, path)
     match kind:
         case "text":
@@ -183,11 +184,6 @@ def _document(block: Mapping[str, Any], path: str) -> list[Part]:
 
 def _written(said: str, name: str, about: str) -> Part:
     return text_part(write_document(said, name=name, about=about))
-
-
-def _optional_text(block: Mapping[str, Any], name: str, path: str) -> str:
-    value = block.get(name)
-    return "" if value is None else named(text, value, f"{path}.{name}")
 
 
 def _search_result(block: Mapping[str, Any], path: str) -> list[Part]:
@@ -423,11 +419,9 @@ def _user(role: str, blocks: list[Block], names: Mapping[str, str]) -> list[dict
 
 def _result(block: Mapping[str, Any], path: str, names: Mapping[str, str]) -> dict[str, Any]:
     id_ = required(block, "tool_use_id", text, path)
-    given, where = block.get("content"), f"{path}.content"
-    blocks = [] if given is None else blocks_of(named(content_of, given, where), where)
+    blocks = blocks_of(optional(block, "content", content_of, path) or (), f"{path}.content")
     parts = parts_of(blocks, "the result of a tool", (*KINDS, "tool_reference"))
-    failed = block.get("is_error")
-    if failed is not None and named(boolean, failed, f"{path}.is_error"):
+    if optional(block, "is_error", boolean, path):
         parts.insert(0, {"type": "text", "text": ERROR_MARK})
     content: str | list[Part] = parts
     if all(each["type"] in ("text", "tool_reference") for _, each in blocks):

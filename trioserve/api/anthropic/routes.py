@@ -1,23 +1,335 @@
-"""Anthropic's routes: ``/v1/messages`` and ``/v1/messages/count_tokens``."""
+"""Anthropic's routes, and how messages are written: as blocks, streamed or whole; and errors.
+
+Both kinds of messages are made of the same events, so they are equal. A block begins, grows, and
+ends before the next one begins. Errors are
+``{"type": "error", "error": {"type", "message"}, "request_id"}``; the statuses are those of all
+routes.
+"""
 
 from __future__ import annotations
 
-from trioserve.api.anthropic.events import (
-    Blocks,
-    Message,
-    MessageEvents,
-    MessageHead,
-    whole_message,
-)
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import attrs
+from msgspec import UNSET, UnsetType
+
+from trioserve.api.anthropic.messages import sign
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
-from trioserve.api.base.answers import InputTokens
+from trioserve.api.base import sse
+from trioserve.api.base.answers import Answer, InputTokens
 from trioserve.api.base.caller import Caller
+from trioserve.api.base.cut_json import read_arguments
+from trioserve.api.base.errors import message_of
 from trioserve.api.base.generation import admit, stream_reply
 from trioserve.api.base.models import Models
 from trioserve.api.base.output import name_of
 from trioserve.api.base.reply import Reply, json
 from trioserve.api.base.routes import Routes
+from trioserve.api.base.vendors import ErrorShape
 from trioserve.api.openapi import gives, takes
+from trioserve.chat.deltas import (
+    ContentDelta,
+    Delta,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from trioserve.errors import ThreadsUnsupportedError, TrioServeError
+from trioserve.server.stream import ChatChunk, ChatStream
+from trioserve.types import Finished, FinishReason, Progress
+
+# -- errors
+
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+class _AnthropicProblem(Answer):
+    type: str
+    message: str
+
+
+class AnthropicError(Answer):
+    """The body of an error."""
+
+    error: _AnthropicProblem
+    request_id: str
+    type: Literal["error"] = "error"
+
+
+def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
+    """Make the JSON body of an error."""
+    other = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
+    kind = _TYPES.get(error.status, other)
+    told: dict[str, Any] = {"type": kind, "message": message_of(error, request_id)}
+    if isinstance(error, ThreadsUnsupportedError):  # tool runners then use none
+        told["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    return {"type": "error", "error": told, "request_id": request_id}
+
+
+def event(written: Mapping[str, Any], n_before: int = 0) -> bytes:
+    """Write the body of an error as the last event of a stream."""
+    return b"event: error\n" + sse.event(written)
+
+
+SHAPE = ErrorShape(body, AnthropicError, event)
+
+
+# -- blocks and messages
+
+
+class _Caller(Answer):
+    type: str
+
+
+class ContentBlock(Answer, kw_only=True):
+    """A part of a message, with the fields of its type."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: str | UnsetType = UNSET
+    citations: UnsetType | None = UNSET
+    thinking: str | UnsetType = UNSET
+    signature: str | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    input: dict[str, Any] | UnsetType = UNSET
+    caller: _Caller | UnsetType = UNSET
+
+
+class _MessageUsage(Answer, kw_only=True):
+    """The tokens of a message. What the cache keeps of a prompt costs nothing extra."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    cache_creation: None = None
+    output_tokens: int
+    output_tokens_details: None = None
+    server_tool_use: None = None
+    inference_geo: None = None
+    service_tier: str = "standard"
+
+
+class _Ending(Answer):
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    stop_details: None = None
+    container: None = None
+
+
+class Message(Answer, kw_only=True):
+    """A message of the model."""
+
+    id: str
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: Sequence[ContentBlock]
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    stop_details: None = None
+    container: None = None
+    usage: _MessageUsage
+
+
+#: One of Anthropic's events, as JSON.
+Event: TypeAlias = dict[str, Any]
+
+
+class Blocks:
+    """Turns deltas into the events of content blocks.
+
+    Args:
+        show_thinking: whether the text of thinking is part of its block. Where it is not, the
+            signature carries it, and is read when the block comes back.
+    """
+
+    def __init__(self, *, show_thinking: bool = True) -> None:
+        self._show_thinking = show_thinking
+        self._index = -1
+        self._open = ""  # the type of the block that grows
+        self._hidden: list[str] = []
+
+    def feed(self, delta: Delta) -> list[Event]:
+        """Return the events that a delta adds to the stream."""
+        match delta:
+            case ContentDelta(text):
+                begun = self._begin_unless_open({"type": "text", "text": "", "citations": None})
+                return [*begun, self._grow({"type": "text_delta", "text": text})]
+            case ReasoningDelta(text):
+                begin = {"type": "thinking", "thinking": "", "signature": ""}
+                begun = self._begin_unless_open(begin)
+                if self._show_thinking:
+                    return [*begun, self._grow({"type": "thinking_delta", "thinking": text})]
+                self._hidden.append(text)
+                return begun
+            case ToolCallStart(_, id_, name):
+                called = {"type": "tool_use", "id": id_, "name": name, "input": {}}
+                return self._begin({**called, "caller": {"type": "direct"}})
+            case ToolCallArguments(_, text):
+                assert self._open == "tool_use"
+                return [self._grow({"type": "input_json_delta", "partial_json": text})]
+
+    def end(self) -> list[Event]:
+        """End the block that is open, if one is."""
+        if not self._open:
+            return []
+        events = [{"type": "content_block_stop", "index": self._index}]
+        if self._open == "thinking":
+            signature = sign("".join(self._hidden), shown=self._show_thinking)
+            events.insert(0, self._grow({"type": "signature_delta", "signature": signature}))
+            self._hidden.clear()
+        self._open = ""
+        return events
+
+    def _begin_unless_open(self, block: dict[str, Any]) -> list[Event]:
+        return [] if self._open == block["type"] else self._begin(block)
+
+    def _begin(self, block: dict[str, Any]) -> list[Event]:
+        ended = self.end()
+        self._index += 1
+        self._open = block["type"]
+        begun = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return [*ended, begun]
+
+    def _grow(self, delta: dict[str, Any]) -> Event:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+def content_of(events: Iterable[Event]) -> list[ContentBlock]:
+    """Accumulate the events of content blocks, as clients do."""
+    blocks: list[dict[str, Any]] = []
+    grown: list[list[str]] = []
+    for event in events:
+        if event["type"] == "content_block_start":
+            blocks.append(dict(event["content_block"]))
+            grown.append([])
+        elif event["type"] == "content_block_delta":
+            kind, piece = event["delta"].values()
+            if kind == "signature_delta":
+                blocks[-1]["signature"] = piece
+            else:
+                grown[-1].append(piece)
+    for block, parts in zip(blocks, grown, strict=True):
+        text = "".join(parts)
+        if block["type"] == "tool_use":
+            block["input"] = read_arguments(text)
+        else:
+            block[block["type"]] = text
+    return [ContentBlock(**block) for block in blocks]
+
+
+# -- messages
+
+
+def stop_reason(finished: Finished, *, called: bool) -> str:
+    """Translate the finish reason to Anthropic's names."""
+    if finished.reason is FinishReason.WORD:
+        return "stop_sequence"
+    if finished.reason is FinishReason.LIMIT:
+        return "model_context_window_exceeded" if finished.truncated else "max_tokens"
+    return "tool_use" if called else "end_turn"
+
+
+@attrs.frozen
+class MessageHead:
+    """What a message says of itself before its content: its model and the length of its prompt."""
+
+    model: str
+    n_prompt: int
+    id: str = attrs.field(factory=lambda: f"msg_{secrets.token_hex(16)}")
+
+    def message(
+        self, usage: _MessageUsage, content: Sequence[ContentBlock] = (), **end: Any
+    ) -> Message:
+        """The message, or how it begins."""
+        return Message(id=self.id, model=self.model, content=content, usage=usage, **end)
+
+    def usage(self, n_cached: int, n_output: int) -> _MessageUsage:
+        """Count tokens, those of a prompt that are cached only once."""
+        return _MessageUsage(
+            input_tokens=self.n_prompt - n_cached,
+            cache_read_input_tokens=n_cached,
+            output_tokens=n_output,
+        )
+
+    def end(self, finished: Finished, *, called: bool) -> tuple[_Ending, _MessageUsage]:
+        """Write how the message ended, and the usage."""
+        reason = stop_reason(finished, called=called)
+        ending = _Ending(reason, finished.stopping_word or None)
+        return ending, self.usage(finished.timings.cache_n, finished.timings.predicted_n)
+
+
+async def whole_message(stream: ChatStream, head: MessageHead, blocks: Blocks) -> Message:
+    """Read a stream to its end, and write all of the message.
+
+    Raises:
+        TrioServeError: the request failed.
+    """
+    events: list[Event] = []
+    async for event in stream:
+        if isinstance(event, ChatChunk):
+            for delta in event.deltas:
+                events += blocks.feed(delta)
+    events += blocks.end()
+    content = content_of(events)
+    assert stream.finished is not None
+    called = any(block.type == "tool_use" for block in content)
+    ending, usage = head.end(stream.finished, called=called)
+    return head.message(usage, content, **sse.fields_of(ending))
+
+
+class MessageEvents(sse.EventWriter[sse.Event]):
+    """Writes the events of a streamed message, from when the first part of its prompt is done."""
+
+    def __init__(self, head: MessageHead, blocks: Blocks) -> None:
+        self._head, self._blocks = head, blocks
+        self._begun = False
+        self._called = False
+
+    def encode(self, index: int, event: sse.Event) -> bytes:
+        """Encode an event of an output as server-sent events."""
+        if isinstance(event, Progress):
+            return b"" if self._begun else self._begin(event.cached)
+        begin = b"" if self._begun else self._begin(0)
+        if isinstance(event, Finished):
+            return begin + self._last(event)
+        assert isinstance(event, ChatChunk)
+        events: list[Event] = []
+        for delta in event.deltas:
+            self._called |= isinstance(delta, ToolCallStart)
+            events += self._blocks.feed(delta)
+        return begin + b"".join(map(_write, events))
+
+    def _begin(self, n_cached: int) -> bytes:
+        self._begun = True
+        message = self._head.message(self._head.usage(n_cached, 0))
+        return _write({"type": "message_start", "message": message}) + _write({"type": "ping"})
+
+    def _last(self, event: Finished) -> bytes:
+        ending, usage = self._head.end(event, called=self._called)
+        delta = {"type": "message_delta", "delta": ending, "usage": usage}
+        return b"".join(map(_write, [*self._blocks.end(), delta, {"type": "message_stop"}]))
+
+
+def _write(event: Event) -> bytes:
+    return f"event: {event['type']}\n".encode() + sse.event(event)
+
+
+# -- the routes
+
 
 routes = Routes(of_model=True)
 

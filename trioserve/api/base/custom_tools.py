@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trioserve.api.base.cut_json import read_arguments
-from trioserve.api.base.fields import mapping, named, required, text
+from trioserve.api.base.fields import mapping, optional, required, text
 from trioserve.chat.grammar.regular import GrammarError, pattern_of
 from trioserve.chat.messages import INPUT_ARGUMENT
 from trioserve.chat.parse.cursor import SURROGATE
@@ -46,11 +46,8 @@ class CustomTools:
             InvalidRequestError: something is missing or of the wrong type; `param` names it.
         """
         self.names.add(name := required(tool, "name", text, path))
-        given = (
-            {} if tool.get("format") is None else named(mapping, tool["format"], f"{path}.format")
-        )
-        described = tool.get("description")
-        description = "" if described is None else named(text, described, f"{path}.description")
+        given = optional(tool, "format", mapping, path) or {}
+        description = optional(tool, "description", text, path) or ""
         argument: dict[str, Any] = {"type": "string"}
         if given.get("type", "text") != "text":
             syntax, definition = _grammar(given, f"{path}.format")

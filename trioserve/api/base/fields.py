@@ -456,6 +456,13 @@ def required(fields: Mapping[str, Any], name: str, read: Callable[[Any], _T], pa
     return named(read, value, where)
 
 
+def optional(
+    fields: Mapping[str, Any], name: str, read: Callable[[Any], _T], path: str = ""
+) -> _T | None:
+    """Read a field as `required` does; None: it is absent."""
+    return None if fields.get(name) is None else required(fields, name, read, path)
+
+
 @cache
 def types_of(cls: Hashable) -> Mapping[str, Any]:
     """The types of an attrs class's fields, by name. The class itself stays as it is."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from trioserve.api.base.chat_request import as_content
-from trioserve.api.base.fields import mapping, named, objects, one_of, required, text
+from trioserve.api.base.fields import mapping, named, objects, one_of, optional, required, text
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS, ClientTool
 from trioserve.chat.messages import (
     INPUT_ARGUMENT,
@@ -118,8 +118,7 @@ def _image(part: Item, path: str) -> Part:
         raise UnsupportedFieldError.at(
             f"{path}.file_id", "is not supported: no files are kept here. Send 'image_url'."
         )
-    if (detail := part.get("detail")) is not None:
-        named(_DETAIL, detail, f"{path}.detail")
+    optional(part, "detail", _DETAIL, path)
     url = required(part, "image_url", text, path)
     return media_part(source_of(url, "image", f"{path}.image_url"))
 
@@ -300,8 +299,8 @@ def _add_call(
     else:
         written = json.dumps(arguments, ensure_ascii=False)
     function = {"name": name, "arguments": written}
-    if (namespace := item.get("namespace")) is not None:
-        chat.in_namespaces.append((function, named(text, namespace, f"{path}.namespace")))
+    if (namespace := optional(item, "namespace", text, path)) is not None:
+        chat.in_namespaces.append((function, namespace))
     made = {"id": id_, "type": "function", "function": function}
     chat.answer(path, item).setdefault("tool_calls", []).append(made)
 
@@ -323,16 +322,12 @@ def _reader_of_calls(name: str, tool: ClientTool) -> Reader:
 
 def _reader_of_outputs(tool: ClientTool) -> Reader:
     def read(chat: Conversation, item: Item, path: str) -> None:
-        if (tools := item.get("tools")) is not None:
-            chat.tools += _placed(named(objects, tools, f"{path}.tools"), f"{path}.tools")
+        if item.get("tools") is not None:
+            _read_tools(chat, item, path)
         if item.get("execution") != "server":
             chat.add(path, "tool", tool.read_output(item, path), tool_call_id=_call_id(item, path))
 
     return read
-
-
-def _placed(tools: tuple[dict[str, Any], ...], path: str) -> list[tuple[str, dict[str, Any]]]:
-    return [(f"{path}[{i}]", tool) for i, tool in enumerate(tools)]
 
 
 def _call_id(item: Item, path: str) -> str:
@@ -353,14 +348,14 @@ def _read_agent_message(chat: Conversation, item: Item, path: str) -> None:
 
 def _read_tools(chat: Conversation, item: Item, path: str) -> None:
     """Read tools that the model has from here on. They are offered with the others."""
-    chat.tools += _placed(required(item, "tools", objects, path), f"{path}.tools")
+    tools = required(item, "tools", objects, path)
+    chat.tools += [(f"{path}.tools[{i}]", tool) for i, tool in enumerate(tools)]
 
 
 def _read_made_call(chat: Conversation, item: Item, path: str) -> None:
     """Read a call that the server has made, and its result. One that was cut off has none."""
     id_ = required(item, "id", text, path).removeprefix(MCP_CALL)
-    if (error := item.get("error")) is not None:
-        fields = named(mapping, error, f"{path}.error")
+    if (fields := optional(item, "error", mapping, path)) is not None:
         name = "content" if "content" in fields else "message"
         output = required(fields, name, text, f"{path}.error")
     elif item.get("output") is None:

@@ -30,6 +30,7 @@ from trioserve.api.base.fields import (
     named,
     object_schema,
     objects,
+    optional,
     strings,
     structure,
     text,
@@ -97,10 +98,8 @@ class ResponsesStreamOptions(RequestBody):
 )
 def _text_config(value: Any) -> dict[str, Any]:
     fields = mapping(value)
-    if (verbosity := fields.get("verbosity")) is not None:
-        named(text, verbosity, "text.verbosity")
-    if (format := fields.get("format")) is not None:
-        named(mapping, format, "text.format")
+    optional(fields, "verbosity", text, "text")
+    optional(fields, "format", mapping, "text")
     return fields
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from trioserve.api.base.custom_tools import CustomTools
-from trioserve.api.base.fields import mapping, named, objects, required, text
+from trioserve.api.base.fields import mapping, objects, optional, required, text
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
 from trioserve.chat.messages import MAX_TOOLS, NOT_HOSTED, check_count
 from trioserve.errors import UnsupportedFieldError
@@ -161,12 +161,9 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_client(tool: Mapping[str, Any], kind: str, place: str) -> dict[str, Any]:
     known = CLIENT_TOOLS[kind]
-    description, parameters = tool.get("description"), tool.get("parameters")
+    description = optional(tool, "description", text, place)
+    parameters = optional(tool, "parameters", mapping, place)
     return {
-        "description": known.description
-        if description is None
-        else named(text, description, f"{place}.description"),
-        "parameters": known.parameters
-        if parameters is None
-        else named(mapping, parameters, f"{place}.parameters"),
+        "description": known.description if description is None else description,
+        "parameters": known.parameters if parameters is None else parameters,
     }
