@@ -98,21 +98,6 @@ async def gap_prompt(
     return await server.infill.prompt_for(gap, params.max_tokens)
 
 
-def check_pools(server: Server) -> None:
-    """Check that a server makes a vector of each text.
-
-    Raises:
-        InvalidRequestError: it makes one of each token.
-        NotSupportedError: it makes none.
-    """
-    server.model.check_embeds()
-    if server.model.pooling == "none":
-        raise InvalidRequestError(
-            "This server makes a vector of each token, because its pooling is 'none', and this "
-            "route has one for each text. POST /embeddings gives them."
-        )
-
-
 def pings_of(
     server: Server, request: GenerationRequest, mailboxes: Sequence[Mailbox]
 ) -> reply.Pings:

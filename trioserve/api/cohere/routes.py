@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import builtins
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,6 @@ from trioserve.api.base.fields import (
     STRING,
     MismatchError,
     Only,
-    RequestBody,
     field,
     integer_in,
     json_type,
@@ -31,12 +29,19 @@ from trioserve.api.base.fields import (
     objects,
     strings,
 )
-from trioserve.api.base.generation import check_pools
 from trioserve.api.base.models import Models
+from trioserve.api.base.pooled import (
+    PooledRequest,
+    Ranks,
+    base64_of,
+    check_pools,
+    embed_cut,
+    numbers_of,
+    ranks_of,
+)
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.reply import Reply, long_json
 from trioserve.api.base.routes import Routes, of_kind
-from trioserve.api.base.truncation import embed_cut
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server.generation.embeddings import Array, Embeddings
@@ -49,19 +54,17 @@ routes = Routes(of_model=True)
 _LAST, _LOWEST = 999, attrs.fields_dict(GenerationParams)["priority"].validator.bounds[0]  # type: ignore[union-attr]
 
 
+@json_type({"type": "integer", "minimum": 0, "maximum": _LAST})
+def _priority(value: Any) -> int:
+    """Read a priority, and make it that of the queue, in which a higher one goes first."""
+    return max(int(_LOWEST), -integer_in(0, _LAST)(value))
+
+
 @attrs.frozen(kw_only=True, slots=False)
-class _CohereRequest(RequestBody):
+class _CohereRequest(PooledRequest):
     """What the two routes have in common."""
 
-    model: str | None = field(read=readers.model_name, default=None)
-    place: int = field("priority", read=integer_in(0, _LAST), default=0)
-    timeout: float | None = field(read=readers.seconds, default=None)
-    keep_alive: float | None = field(read=readers.keep_alive, default=None)
-
-    @property
-    def priority(self) -> int:
-        """The priority as the queue has it: a higher one goes first."""
-        return max(int(_LOWEST), -self.place)
+    priority: int = field(read=_priority, default=0)
 
 
 @json_type(list_schema(STRING, limits.MAX_INPUTS, minItems=1))
@@ -101,21 +104,11 @@ class _CohereMeta(Answer):
     api_version: _CohereVersion = msgspec.field(default_factory=_CohereVersion)
 
 
-class _RankedText(Answer):
-    text: str
-
-
-class _CohereRank(Answer):
-    index: int
-    relevance_score: float
-    document: _RankedText | UnsetType = UNSET
-
-
 class CohereRanking(Answer):
     """The documents that fit best."""
 
     id: str
-    results: Sequence[_CohereRank]
+    results: Ranks
     meta: _CohereMeta
 
 
@@ -130,20 +123,14 @@ async def rerank(request: CohereRerankRequest, caller: Caller, models: Models) -
         request.query,
         request.documents,
         most=request.max_tokens_per_doc,
-        priority=request.priority,
-        context=caller.counted(server, request.timeout, request.keep_alive),
+        **request.counted(server, caller),
     )
-    best, shares = ranking.best(request.top_n), ranking.shares
-
-    def result(index: int) -> _CohereRank:
-        document = _RankedText(request.documents[index]) if request.return_documents else UNSET
-        return _CohereRank(index, shares[index], document)
-
-    n_chars = sum(map(len, request.documents)) if request.return_documents else 0
+    best, shown = ranking.best(request.top_n), request.documents if request.return_documents else ()
+    ranks = ranks_of(best, ranking.shares, shown or None)
     units = _CohereUnits(search_units=1, input_tokens=sum(ranking.n_tokens))
     return long_json(
-        lambda: CohereRanking(caller.request_id, sse.LazyList(result, best), _CohereMeta(units)),
-        32 * len(best) + n_chars // 32,
+        lambda: CohereRanking(caller.request_id, ranks, _CohereMeta(units)),
+        32 * len(best) + sum(map(len, shown)) // 32,
     )
 
 
@@ -170,8 +157,8 @@ def _mixed(value: Any) -> tuple[GivenPrompt, ...]:
 #: How an embedding is written, by its type. Those of `int8` and `uint8` need the ranges of the
 #: numbers that a model makes, which a file does not have.
 _TYPES: Mapping[str, Callable[[Array], Any]] = {
-    "float": lambda vector: vector.tolist(),
-    "base64": lambda vector: base64.b64encode(vector.astype("<f4").tobytes()).decode(),
+    "float": numbers_of,
+    "base64": base64_of,
     "binary": lambda vector: (np.packbits(vector > 0).astype(np.int16) - 128).tolist(),
     "ubinary": lambda vector: np.packbits(vector > 0).tolist(),
 }
@@ -282,8 +269,7 @@ async def _embed(server: Server, request: CohereEmbedRequest, caller: Caller) ->
     make = partial(
         server.embed,
         dimensions=request.output_dimension,
-        priority=request.priority,
-        context=caller.counted(server, request.timeout, request.keep_alive),
+        **request.counted(server, caller),
     )
     with naming({"input": name, "dimensions": "output_dimension"}):
         if request.texts is None or request.truncate == "NONE":

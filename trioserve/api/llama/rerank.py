@@ -5,7 +5,7 @@ A request with `texts` is of the latter kind, one with `documents` of the former
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import attrs
@@ -17,7 +17,6 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
     STRING,
     MismatchError,
-    RequestBody,
     field,
     integer_in,
     json_type,
@@ -26,12 +25,12 @@ from trioserve.api.base.fields import (
     object_schema,
 )
 from trioserve.api.base.models import Models
+from trioserve.api.base.pooled import PooledRequest, Ranks, ranks_of
 from trioserve.api.base.reply import Reply, long_json
 from trioserve.api.base.routes import Routes, of_kind
 from trioserve.api.base.usage import PromptUsage
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
-from trioserve.server.generation import embeddings
 
 routes = Routes(of_model=True)
 
@@ -57,7 +56,7 @@ def _documents(value: Any) -> tuple[str, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class RerankRequest(RequestBody):
+class RerankRequest(PooledRequest):
     """``POST /v1/rerank``."""
 
     query: str
@@ -69,10 +68,6 @@ class RerankRequest(RequestBody):
     return_text: bool = False
     raw_scores: bool = True
     use_activation: bool = field("use_activation", "activation", "softmax", default=False)
-    priority: int = 0
-    model: str | None = field(read=readers.model_name, default=None)
-    timeout: float | None = field(read=readers.seconds, default=None)
-    keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
@@ -105,23 +100,13 @@ _OF_FORM = {
 }
 
 
-class _Document(Answer):
-    text: str
-
-
-class _Ranked(Answer):
-    index: int
-    relevance_score: float
-    document: _Document | UnsetType = UNSET
-
-
 class Ranking(Answer, kw_only=True):
     """The documents that fit best, the best first."""
 
     model: str
     object: Literal["list"] = "list"
     usage: PromptUsage
-    results: Sequence[_Ranked]
+    results: Ranks
 
 
 class _Scored(Answer):
@@ -146,33 +131,23 @@ async def rerank(request: RerankRequest, caller: Caller, models: Models) -> Repl
             request.query,
             given,
             most=request.max_tokens_per_doc,
-            priority=request.priority,
-            context=caller.counted(server, request.timeout, request.keep_alive),
+            **request.counted(server, caller),
         )
     repeats = request.return_documents or request.return_text
     size = 32 * len(given) + repeats * sum(map(len, given)) // 32
     n_tokens = sum(ranking.n_tokens)
 
+    raw = request.raw_scores and not request.use_activation
+    best, scores = ranking.best(request.top_n), ranking.scores if raw else ranking.shares
+
     def write() -> list[_Scored] | Ranking:
-        results = _results(request, ranking)
         if request.texts is not None:
             shown = request.texts if request.return_text else None
-            return [_Scored(i, score, UNSET if shown is None else shown[i]) for i, score in results]
-        documents = given if request.return_documents else None
+            return [_Scored(i, scores[i], UNSET if shown is None else shown[i]) for i in best]
         return Ranking(
             model=request.model or server.model.info.name,
             usage=PromptUsage(n_tokens, n_tokens),
-            results=[
-                _Ranked(i, score, UNSET if documents is None else _Document(documents[i]))
-                for i, score in results
-            ],
+            results=ranks_of(best, scores, given if request.return_documents else None),
         )
 
     return long_json(write, size)
-
-
-def _results(request: RerankRequest, ranking: embeddings.Ranking) -> list[tuple[int, float]]:
-    """The places of the documents with their scores, the best first."""
-    raw = request.raw_scores and not request.use_activation
-    scores = ranking.scores if raw else ranking.shares
-    return [(index, scores[index]) for index in ranking.best(request.top_n)]

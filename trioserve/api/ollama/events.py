@@ -95,6 +95,7 @@ class Part(Answer, kw_only=True):
 
     model: str
     created_at: datetime
+    said: Any  # under another name
     done: bool = False
     done_reason: str = UNSET  # type: ignore[assignment]  # in all but parts
     logprobs: Sequence[WrittenProbs] | UnsetType = UNSET
@@ -111,10 +112,10 @@ class Part(Answer, kw_only=True):
         raise NotImplementedError
 
 
-class OllamaChat(Part, kw_only=True):
+class OllamaChat(Part, kw_only=True, rename={"said": "message"}):
     """The answer of ``/api/chat``."""
 
-    message: _OllamaMessage
+    said: _OllamaMessage
 
     @classmethod
     def of(cls, message: Message, **fields: Any) -> Self:
@@ -128,20 +129,20 @@ class OllamaChat(Part, kw_only=True):
             thinking=message.reasoning_content or UNSET,
             tool_calls=calls or UNSET,
         )
-        return cls(message=written, **fields)
+        return cls(said=written, **fields)
 
 
-class OllamaGenerated(Part, kw_only=True):
+class OllamaGenerated(Part, kw_only=True, rename={"said": "response"}):
     """The answer of ``/api/generate``."""
 
-    response: str
+    said: str
     thinking: str | UnsetType = UNSET
 
     @classmethod
     def of(cls, message: Message, **fields: Any) -> Self:
         """Write a text."""
         thinking = message.reasoning_content or UNSET
-        return cls(response=message.content, thinking=thinking, **fields)
+        return cls(said=message.content, thinking=thinking, **fields)
 
 
 #: What writes the parts of a stream, by the route.

@@ -15,24 +15,18 @@ from trioserve.api.base.caller import Caller, waited
 from trioserve.api.base.fields import (
     STRING,
     MismatchError,
-    RequestBody,
     field,
     integer_in,
     json_type,
     strings,
 )
-from trioserve.api.base.generation import (
-    admit,
-    check_pools,
-    gap_prompt,
-    stream_reply,
-)
+from trioserve.api.base.generation import admit, gap_prompt, stream_reply
 from trioserve.api.base.models import Models
 from trioserve.api.base.output import name_of
+from trioserve.api.base.pooled import PooledRequest, check_pools, embed_cut, numbers_of
 from trioserve.api.base.reply import Reply, json, long_json, size_of_outputs
 from trioserve.api.base.routes import Routes, Waiting, of_kind, while_unloaded
 from trioserve.api.base.text_tokens import probs_of
-from trioserve.api.base.truncation import embed_cut
 from trioserve.api.ollama.events import (
     CONTENT_TYPE,
     TEXT,
@@ -52,7 +46,6 @@ from trioserve.api.ollama.request import (
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.deltas import Message
 from trioserve.server import RequestContext
-from trioserve.server.generation.embeddings import Array
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.prompts.text import PromptLike
 from trioserve.server.server import Server
@@ -208,15 +201,11 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class _EmbeddingRequest(RequestBody):
+class _EmbeddingRequest(PooledRequest):
     """Fields of both embedding routes."""
 
     model_names = ("model", "name")
-    model: str | None = field(read=readers.model_name, default=None)
     options: ContextOptions = attrs.field(factory=ContextOptions)
-    priority: int = 0
-    timeout: float | None = field(read=readers.seconds, default=None)
-    keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -258,15 +247,14 @@ class OllamaEmbedding(Answer):
 async def embed(request: OllamaEmbedRequest, caller: Caller, models: Models) -> Reply:
     """Make a vector of length 1 of each text; texts that are too long are cut."""
     server = models.use(request.model, caller)
-    context = await _ready(server, request, caller)
+    counted = await _ready(server, request, caller)
     ready = monotonic()
     arrived = ready - waited(caller)
     embed = partial(
         server.embed,
         dimensions=request.dimensions,
         normalize=_EUCLIDEAN,
-        priority=request.priority,
-        context=context,
+        **counted,
     )
     done = await embed_cut(server, request.texts, embed) if request.truncate else None
     if done is None and request.texts:
@@ -277,7 +265,7 @@ async def embed(request: OllamaEmbedRequest, caller: Caller, models: Models) -> 
         nanoseconds(monotonic() - arrived),
         nanoseconds(ready - arrived),
         0 if done is None else sum(done.n_tokens),
-        sse.LazyList(_numbers, vectors),
+        sse.LazyList(numbers_of, vectors),
     )
     return long_json(lambda: written, sum(map(len, vectors)))
 
@@ -289,24 +277,17 @@ async def embed(request: OllamaEmbedRequest, caller: Caller, models: Models) -> 
 async def embeddings(request: OllamaEmbeddingsRequest, caller: Caller, models: Models) -> Reply:
     """Make a vector of a text, with the length that the model gives it."""
     server = models.use(request.model, caller)
-    context = await _ready(server, request, caller)
+    counted = await _ready(server, request, caller)
     if not request.prompt:
         return json(OllamaEmbedding(()))
-    done = await server.embed(
-        request.prompt, normalize=_NONE, priority=request.priority, context=context
-    )
+    done = await server.embed(request.prompt, normalize=_NONE, **counted)
     (vector,) = done.vectors
-    return long_json(lambda: OllamaEmbedding(_numbers(vector)), len(vector))
+    return long_json(lambda: OllamaEmbedding(numbers_of(vector)), len(vector))
 
 
-def _numbers(vector: Array) -> list[float]:
-    numbers: list[float] = vector.tolist()
-    return numbers
-
-
-async def _ready(server: Server, request: _EmbeddingRequest, caller: Caller) -> RequestContext:
-    """Load the model for a request, and make the request's context."""
+async def _ready(server: Server, request: _EmbeddingRequest, caller: Caller) -> dict[str, Any]:
+    """Load the model for a request; see `PooledRequest.counted`."""
     request.options.check(server.model.n_ctx_seq)
-    context = caller.counted(server, request.timeout, request.keep_alive)
-    await caller.keep_awake(server, context)
-    return context
+    counted = request.counted(server, caller)
+    await caller.keep_awake(server, counted["context"])
+    return counted

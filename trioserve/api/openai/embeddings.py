@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -18,7 +17,6 @@ from trioserve.api.base.fields import (
     STRING,
     MismatchError,
     Only,
-    RequestBody,
     field,
     integer,
     integer_in,
@@ -26,8 +24,8 @@ from trioserve.api.base.fields import (
     list_schema,
     objects,
 )
-from trioserve.api.base.generation import check_pools
 from trioserve.api.base.models import Models
+from trioserve.api.base.pooled import PooledRequest, base64_of, check_pools, numbers_of
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.reply import Json, Reply, long_json
 from trioserve.api.base.routes import Routes, of_kind
@@ -104,19 +102,15 @@ _UNSUPPORTED: Mapping[str, Only] = {
 
 
 @attrs.frozen(kw_only=True)
-class EmbeddingsRequest(RequestBody):
+class EmbeddingsRequest(PooledRequest):
     """``POST /v1/embeddings`` and ``/embeddings``. `content` asks for llama-server's own form."""
 
     unsupported = _UNSUPPORTED
     input: tuple[GivenPrompt, ...] | None = field(read=_inputs("input"), default=None)
     content: tuple[GivenPrompt, ...] | None = field(read=_inputs("content"), default=None)
-    model: str | None = field(read=readers.model_name, default=None)
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = field(read=integer_in(1, None), default=None)
     embd_normalize: int | None = field(read=_norm, default=None)
-    priority: int = 0
-    timeout: float | None = field(read=readers.seconds, default=None)
-    keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
 
 class _Embedding(Answer):
@@ -185,8 +179,7 @@ async def _embed(server: Server, request: EmbeddingsRequest, caller: Caller) -> 
         prompts,
         dimensions=request.dimensions,
         normalize=request.embd_normalize,
-        priority=request.priority,
-        context=caller.counted(server, request.timeout, request.keep_alive),
+        **request.counted(server, caller),
     )
 
 
@@ -194,12 +187,11 @@ async def _embed(server: Server, request: EmbeddingsRequest, caller: Caller) -> 
 
 
 def _as_numbers(index: int, vector: Array) -> _Embedding:
-    return _Embedding(vector.tolist(), index)
+    return _Embedding(numbers_of(vector), index)
 
 
 def _as_base64(index: int, vector: Array) -> _Embedding:
-    data = base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return _Embedding(data, index, encoding_format="base64")
+    return _Embedding(base64_of(vector), index, encoding_format="base64")
 
 
 def _as_matrix(index: int, vectors: Array) -> Matrix:

@@ -16,15 +16,14 @@ from trioserve.api.base.fields import (
     STRING,
     MismatchError,
     Only,
-    RequestBody,
     field,
     json_type,
     list_schema,
     naming,
 )
-from trioserve.api.base.generation import check_pools
 from trioserve.api.base.models import Models
 from trioserve.api.base.output import new_id
+from trioserve.api.base.pooled import PooledRequest, check_pools
 from trioserve.api.base.readers import RawPrompt
 from trioserve.api.base.reply import Json, Reply, json, long_json
 from trioserve.api.base.routes import Query, Routes, of_kind
@@ -77,15 +76,11 @@ def _inputs(value: Any) -> tuple[RawPrompt, ...]:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class _TextsRequest(RequestBody):
+class _TextsRequest(PooledRequest):
     """What the two routes have in common."""
 
     unsupported = _UNSUPPORTED
-    model: str | None = field(read=readers.model_name, default=None)
     use_activation: bool = field("use_activation", "activation", "softmax", default=True)
-    priority: int = 0
-    timeout: float | None = field(read=readers.seconds, default=None)
-    keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
     def check_activation(self, are_probs: bool) -> None:
         """Refuse scores without an activation of a model that has it in its graph."""
@@ -170,8 +165,7 @@ async def _by_reranker(
         ranking = await server.rerank(
             queries[0] if len(queries) == 1 else queries,
             request.text_2,
-            priority=request.priority,
-            context=caller.counted(server, request.timeout, request.keep_alive),
+            **request.counted(server, caller),
         )
     request.check_activation(ranking.are_probs)
     scores = ranking.shares if request.use_activation else ranking.scores
@@ -196,8 +190,7 @@ async def _by_cosine(
         done = await server.embed(
             (*request.text_1, *request.text_2),
             normalize=2,
-            priority=request.priority,
-            context=caller.counted(server, request.timeout, request.keep_alive),
+            **request.counted(server, caller),
         )
     first, second = np.stack(done.vectors[:n_first]), np.stack(done.vectors[n_first:])
     scores: list[float] = (first * second).sum(axis=1).tolist()
@@ -235,11 +228,7 @@ class Classes(_List, kw_only=True):
 async def classify(request: ClassifyRequest, caller: Caller, models: Models) -> Reply:
     """Find the class of each text."""
     server = models.use(request.model, caller)
-    found = await server.classify(
-        request.input,
-        priority=request.priority,
-        context=caller.counted(server, request.timeout, request.keep_alive),
-    )
+    found = await server.classify(request.input, **request.counted(server, caller))
     request.check_activation(found.are_probs)
     scores = found.probs if request.use_activation else found.scores
 
