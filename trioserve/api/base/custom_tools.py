@@ -9,6 +9,7 @@ from typing import Any
 
 from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.fields import mapping, optional, required, text
+from trioserve.api.base.grammars import SYNTAX
 from trioserve.chat.grammar.regular import GrammarError, pattern_of
 from trioserve.chat.messages import INPUT_ARGUMENT
 from trioserve.chat.parse.cursor import SURROGATE
@@ -78,10 +79,7 @@ def _grammar(format: Mapping[str, Any], path: str) -> tuple[str, str]:
         raise InvalidRequestError.at(f"{path}.type", 'must be "text" or "grammar".')
     if format.get("grammar") is not None:
         format, path = required(format, "grammar", mapping, path), f"{path}.grammar"
-    syntax = required(format, "syntax", text, path)
-    if syntax not in ("lark", "regex"):
-        raise InvalidRequestError.at(f"{path}.syntax", 'must be "lark" or "regex".')
-    return syntax, required(format, "definition", text, path)
+    return required(format, "syntax", SYNTAX, path), required(format, "definition", text, path)
 
 
 def input_of(arguments: str) -> str:

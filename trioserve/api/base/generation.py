@@ -220,21 +220,19 @@ def is_unknown(status: int, body: bytes) -> bool:
 class Responses(dict[str, Running]):
     """The responses of an app, by id."""
 
+    def add(
+        self,
+        id_: str,
+        request: ChatRequest,
+        caller: Caller,
+        streams: Sequence[ChatStream],
+        run: AgentRun | None = None,
+    ) -> None:
+        """Have its client find an answer by the id in the chunks, until it has been sent."""
+        self[id_] = Running(streams, caller.api_key, request.reasoning_control, run)
+        caller.resources.callback(self.pop, id_)
+
     def find(self, id_: str, client: str) -> Running | None:
         """Find a response that is being sent, unless it is another client's."""
         found = self.get(id_)
         return found if found is not None and found.client == client else None
-
-
-def findable(
-    models: Models,
-    request: ChatRequest,
-    caller: Caller,
-    id_: str,
-    streams: Sequence[ChatStream],
-    run: AgentRun | None = None,
-) -> None:
-    """Have a client's other requests find its answer by the id in its chunks until it is sent."""
-    responses = models.responses
-    responses[id_] = Running(streams, caller.api_key, request.reasoning_control, run)
-    caller.resources.callback(responses.pop, id_)

@@ -17,7 +17,9 @@ from trioserve.api.base.fields import (
     list_schema,
     named,
     object_schema,
+    one_of,
     refuse_unsupported,
+    required,
     strings,
     text,
 )
@@ -25,6 +27,9 @@ from trioserve.chat.grammar.regular import as_pattern
 from trioserve.chat.grammar.structural import structural_grammar
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Grammar
+
+#: How a grammar says in which language it is.
+SYNTAX = one_of("lark", "regex")
 
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag", "grammar")
 _SOURCE = {"type": "string", "maxLength": limits.MAX_SCHEMA}
@@ -170,9 +175,7 @@ def _format_grammar(value: Mapping[str, Any], name: str) -> Grammar | None:
     """Read a grammar with its syntax, as custom tools have it, or without."""
     if value.get("syntax") is None:
         return _grammar(value.get("grammar"), f"{name}.grammar")
-    if (syntax := value["syntax"]) not in ("lark", "regex"):
-        raise InvalidRequestError.at(f"{name}.syntax", 'must be "lark" or "regex".')
-    path = f"{name}.definition"
+    syntax, path = required(value, "syntax", SYNTAX, name), f"{name}.definition"
     return Grammar(syntax, named(text, value.get("definition"), path), param=path)
 
 

@@ -175,6 +175,7 @@ class OutputWriter:
         self.model = name_of(server, request, params)
         #: The bytes of each token.
         self.pieces = server.model.vocab.pieces
+        self.text = server.text
         self._server, self._request, self._params = server, request, params
         wanted = request.verbose
         self._is_verbose = server.config.log_level == "debug" if wanted is None else wanted
@@ -206,7 +207,7 @@ class OutputWriter:
                 end_of_generation=server.model.vocab.end_of_generation,
                 draft_types=server.config.draft_types,
             ),
-            prompt=server.text(prompt),
+            prompt=self.text(prompt),
             has_new_line="\n" in text,
             truncated=finished.truncated,
             stop_type=finished.reason.value,
@@ -222,5 +223,5 @@ class OutputWriter:
         """Write the field, or nothing; of a whole answer with its tokens."""
         if not self._is_verbose:
             return {}
-        text = self._server.text(tokens) if tokens else ""
+        text = self.text(tokens) if tokens else ""
         return {VERBOSE: self.whole(index, prompt, finished, text=text, tokens=tokens)}

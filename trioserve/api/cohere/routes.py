@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import attrs
@@ -266,11 +265,11 @@ async def _check_lengths(server: Server, texts: Sequence[str], limit: int) -> No
 
 async def _embed(server: Server, request: CohereEmbedRequest, caller: Caller) -> Embeddings:
     name, inputs = request.given
-    make = partial(
-        server.embed,
-        dimensions=request.output_dimension,
-        **request.counted(server, caller),
-    )
+    counted = request.counted(server, caller)
+
+    def make(inputs: Sequence[GivenPrompt]) -> Awaitable[Embeddings]:
+        return server.embed(inputs, dimensions=request.output_dimension, **counted)
+
     with naming({"input": name, "dimensions": "output_dimension"}):
         if request.texts is None or request.truncate == "NONE":
             if request.texts is not None and request.max_tokens is not None:

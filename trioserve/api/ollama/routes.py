@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -46,6 +45,7 @@ from trioserve.api.ollama.request import (
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.deltas import Message
 from trioserve.server import RequestContext
+from trioserve.server.generation.embeddings import Embeddings
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.prompts.text import PromptLike
 from trioserve.server.server import Server
@@ -250,12 +250,10 @@ async def embed(request: OllamaEmbedRequest, caller: Caller, models: Models) -> 
     counted = await _ready(server, request, caller)
     ready = monotonic()
     arrived = ready - waited(caller)
-    embed = partial(
-        server.embed,
-        dimensions=request.dimensions,
-        normalize=_EUCLIDEAN,
-        **counted,
-    )
+
+    def embed(texts: Sequence[PromptLike]) -> Awaitable[Embeddings]:
+        return server.embed(texts, dimensions=request.dimensions, normalize=_EUCLIDEAN, **counted)
+
     done = await embed_cut(server, request.texts, embed) if request.truncate else None
     if done is None and request.texts:
         done = await embed(request.texts)

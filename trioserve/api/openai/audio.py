@@ -449,7 +449,7 @@ _SEGMENT_SIZE = 128
 @gives(Transcript)
 async def transcriptions(request: TranscriptionRequest, caller: Caller, models: Models) -> Reply:
     """Transcribe a recording, at once or as a stream."""
-    return await _answer(request, caller, models)
+    return await translations(request, caller, models)
 
 
 @routes.post("/v1/audio/translations")
@@ -458,10 +458,6 @@ async def transcriptions(request: TranscriptionRequest, caller: Caller, models: 
 @gives(Transcript)
 async def translations(request: TranslationRequest, caller: Caller, models: Models) -> Reply:
     """Translate the speech in a recording to English."""
-    return await _answer(request, caller, models)
-
-
-async def _answer(request: TranslationRequest, caller: Caller, models: Models) -> Reply:
     server = models.use(request.model, caller)
     (await server.lifecycle.known_model()).check_transcribes()
     context = caller.counted(server, request.timeout, request.keep_alive)
@@ -471,8 +467,7 @@ async def _answer(request: TranslationRequest, caller: Caller, models: Models) -
     if isinstance(request, TranscriptionRequest) and request.stream:
         writer = TranscriptEvents(with_logprobs=bool(request.include))
         events = reply.EventSource.of(stream.__anext__)
-        interval = server.config.sse_ping_interval
-        pings = reply.Pings(interval if interval > 0 else math.inf)
+        pings = reply.Pings(reply.KeepAlive.every(server.config.sse_ping_interval).interval)
         return await reply.stream(events, writer, pings, partial(errors.last_event, caller.path))
     transcript = await stream.read()
     wanted = request.response_format

@@ -18,7 +18,6 @@ from trioserve.api.base.fields import PromptFields, field
 from trioserve.api.base.generation import (
     admit,
     counted_tokens,
-    findable,
     gap_prompt,
     stream_reply,
 )
@@ -252,15 +251,15 @@ async def chat_completions(request: ChatRequest, caller: Caller, models: Models)
     opened = server.stream_chats(
         request.messages, params, request.chat_params, n=request.n_copies, context=context
     )
+    writer = OutputWriter(server, request, params)
     if not request.stream:
         answers = await read_all(opened)
         return long_json(
-            lambda: whole_chat(server, request, params, answers), size_of_outputs(answers)
+            lambda: whole_chat(writer, request, params, answers), size_of_outputs(answers)
         )
     streams = await caller.open(opened)
-    writer = OutputWriter(server, request, params)
     events = ChatEvents(request, params, writer, streams[0].prompt, len(streams))
-    findable(models, request, caller, events.id, streams)
+    models.responses.add(events.id, request, caller, streams)
     return await stream_reply(server, request, caller, streams, events)
 
 
@@ -274,13 +273,14 @@ async def _run_chat(
 ) -> Reply:
     """Answer a chat whose tools the server runs."""
     run = await open_run(server, request, caller, params, context)
+    writer = OutputWriter(server, request, params)
     if request.stream:
-        events = ChatEvents(request, params, OutputWriter(server, request, params))
+        events = ChatEvents(request, params, writer)
         return await run_reply(server, request, caller, models, run, events, events.id)
     answer, chat = await read_run(run, caller)
 
     def whole() -> ChatCompletion:
-        written = whole_chat(server, request, params, [chat])
+        written = whole_chat(writer, request, params, [chat])
         written.choices[0].finish_reason = run_reason(answer)
         written.usage, written.trioserve_messages = run_usage(answer), answer.messages
         return written
@@ -290,16 +290,24 @@ async def _run_chat(
 
 
 def whole_chat(
-    server: Server,
+    writer: OutputWriter,
     request: ChatRequest,
     params: GenerationParams,
     answers: Sequence[ReadChat],
 ) -> ChatCompletion:
     """Write an answer whose choices have all ended."""
     answers = [_with_echo(request, each) for each in answers]
-    pieces = server.model.vocab.pieces
-    choices = [_choice(request, params, i, each, pieces) for i, each in enumerate(answers)]
-    whole = _whole(ChatCompletion, choices, server, request, params, answers)
+
+    def choice(index: int, answer: ReadChat) -> _ChatChoice:
+        reason = finish_reason(answer.finished.reason, tool_calls=bool(answer.message.tool_calls))
+        written = _ChatChoice(reason, index, message(answer.message, request.custom_tools), None)
+        if params.n_probs:
+            probs = probs_of(writer.pieces, answer.chunks)
+            written.logprobs = chat_logprobs(probs, request, params)
+        return written
+
+    choices = [choice(index, each) for index, each in enumerate(answers)]
+    whole = _whole(ChatCompletion, choices, writer, request, answers)
     if request.prompt_logprobs is not None and (scores := answers[0].scores) is not None:
         whole.prompt_logprobs = prompt_logprobs(scores, request.prompt_logprobs)
     return whole
@@ -308,15 +316,13 @@ def whole_chat(
 def _whole(
     kind: type[_W],
     choices: Sequence[Any],
-    server: Server,
+    writer: OutputWriter,
     request: ChatRequest | CompletionRequest,
-    params: GenerationParams,
     outputs: Sequence[ReadChat | ReadText],
 ) -> _W:
     """Write an answer with these choices."""
     first, n = outputs[0], request.n_copies
     timings = [each.finished.timings for each in outputs]
-    writer = OutputWriter(server, request, params)
     more = writer.verbose(0, first.prompt, first.finished, first.tokens)
     return kind(
         choices=choices,
@@ -343,25 +349,6 @@ def _with_echo(request: ChatRequest, answer: ReadChat) -> ReadChat:
         reasoning_content=before.reasoning_content + added.reasoning_content,
     )
     return attrs.evolve(answer, message=joined)
-
-
-def _choice(
-    request: ChatRequest,
-    params: GenerationParams,
-    index: int,
-    answer: ReadChat,
-    pieces: Sequence[bytes],
-) -> _ChatChoice:
-    called = bool(answer.message.tool_calls)
-    logprobs = None
-    if params.n_probs:
-        logprobs = chat_logprobs(probs_of(pieces, answer.chunks), request, params)
-    return _ChatChoice(
-        finish_reason(answer.finished.reason, tool_calls=called),
-        index,
-        message(answer.message, request.custom_tools),
-        logprobs,
-    )
 
 
 def message(value: Message, custom_tools: Container[str] = ()) -> AssistantMessage:
@@ -404,15 +391,15 @@ async def completions(request: CompletionRequest, caller: Caller, models: Models
     server, params, context = await admit(request, caller, models)
     prompts, n = await _prompts(server, request, params), request.n_copies
     opened = server.stream_all(prompts, params, n=n, context=context)
+    writer = OutputWriter(server, request, params)
     if not request.stream:
         outputs = await read_all(opened)
         return long_json(
-            lambda: whole_completion(server, request, params, outputs), size_of_outputs(outputs)
+            lambda: whole_completion(writer, request, params, outputs), size_of_outputs(outputs)
         )
     streams = await caller.open(opened)
     tokens = [stream.prompt for stream in streams]
-    echoes = [_echo(server, request, i // request.n_copies, each) for i, each in enumerate(tokens)]
-    writer = OutputWriter(server, request, params)
+    echoes = [_echo(writer, request, i // request.n_copies, each) for i, each in enumerate(tokens)]
     events = CompletionEvents(request, params, writer, tokens, echoes, request.n_top)
     return await stream_reply(server, request, caller, streams, events)
 
@@ -425,22 +412,22 @@ async def _prompts(
     return [await gap_prompt(server, each, request.suffix, params) for each in request.prompts]
 
 
-def _echo(server: Server, request: CompletionRequest, index: int, prompt: Prompt) -> str:
+def _echo(writer: OutputWriter, request: CompletionRequest, index: int, prompt: Prompt) -> str:
     """Write a prompt before its output: text as it came, tokens by their names."""
     if not request.echo:
         return ""
     given = request.prompts[index]
-    return given if isinstance(given, str) else server.text(prompt)
+    return given if isinstance(given, str) else writer.text(prompt)
 
 
 def whole_completion(
-    server: Server,
+    writer: OutputWriter,
     request: CompletionRequest,
     params: GenerationParams,
     outputs: Sequence[ReadText],
 ) -> Completion:
     """Write outputs that have ended."""
-    pieces = server.model.vocab.pieces
+    pieces = writer.pieces
 
     def logprobs(output: ReadText, echo: str) -> TextLogprobs | None:
         if not request.reports_logprobs:
@@ -454,7 +441,7 @@ def whole_completion(
         return echoed_logprobs(echo, output.prompt, output.scores, request.n_top, written)
 
     def choice(index: int, output: ReadText) -> _CompletionChoice:
-        echo = _echo(server, request, index // request.n, output.prompt)
+        echo = _echo(writer, request, index // request.n, output.prompt)
         written = _CompletionChoice(
             echo + output.text, index, logprobs(output, echo), finish_reason(output.finished.reason)
         )
@@ -464,4 +451,4 @@ def whole_completion(
 
     chosen = best_of(outputs, request.n_copies, request.n)
     choices = [choice(index, each) for index, each in enumerate(chosen)]
-    return _whole(Completion, choices, server, request, params, outputs)
+    return _whole(Completion, choices, writer, request, outputs)

@@ -15,7 +15,7 @@ from trioserve.api.base.fields import (
     RequestBody,
     field,
 )
-from trioserve.api.base.generation import NOT_RUNNING, findable, pings_of, tools_to_run
+from trioserve.api.base.generation import NOT_RUNNING, pings_of, tools_to_run
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Reply
 from trioserve.api.base.routes import Routes, about_answer
@@ -88,7 +88,7 @@ async def run_reply(
         streams[:], mailboxes[:] = [stream], [stream.mailbox]
 
     run.watch(follow)
-    findable(models, request, caller, id_, streams, run)
+    models.responses.add(id_, request, caller, streams, run)
     source, pings = reply.EventSource.of(run.__anext__), pings_of(server, request, mailboxes)
     on_error = on_error or partial(errors.last_event, caller.path)
     return await reply.stream(source, writer, pings, on_error)

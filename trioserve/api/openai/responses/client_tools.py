@@ -91,10 +91,6 @@ def _read_exec(item: Mapping[str, Any], path: str) -> Fields:
     return {"command": list(command), **{name: value for name, value in others.items() if value}}
 
 
-def _read_text(item: Mapping[str, Any], path: str) -> str:
-    return required(item, "output", text, path)
-
-
 # -- commands of a shell
 
 
@@ -162,14 +158,6 @@ def _read_status(item: Mapping[str, Any], path: str) -> str:
 # -- a search for tools
 
 
-def _search(arguments: Mapping[str, Any]) -> Fields:
-    return {"execution": "client", "arguments": dict(arguments)}
-
-
-def _read_search(item: Mapping[str, Any], path: str) -> Fields:
-    return required(item, "arguments", mapping, path)
-
-
 def _read_found(item: Mapping[str, Any], path: str) -> str:
     """Name the tools that were found. The model has them among its tools from then on."""
     names: list[Any] = []
@@ -198,7 +186,7 @@ CLIENT_TOOLS: Mapping[str, ClientTool] = {
         "lsh",
         _exec,
         _read_exec,
-        _read_text,
+        lambda item, path: required(item, "output", text, path),
     ),
     "shell": ClientTool(
         "Runs shell commands on the user's machine, and gives the output of each.",
@@ -230,8 +218,8 @@ CLIENT_TOOLS: Mapping[str, ClientTool] = {
         _schema("query", query=_STRING),
         "tool_search_call",
         "tsc",
-        _search,
-        _read_search,
+        lambda arguments: {"execution": "client", "arguments": dict(arguments)},
+        lambda item, path: required(item, "arguments", mapping, path),
         _read_found,
     ),
 }

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from trioserve.api.base.answers import InputTokens
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.generation import (
-    admit,
-    counted_tokens,
-    findable,
-    stream_reply,
-)
+from trioserve.api.base.generation import admit, counted_tokens, stream_reply
 from trioserve.api.base.models import Models
 from trioserve.api.base.output import name_of
 from trioserve.api.base.reply import Reply, long_json
@@ -50,7 +45,7 @@ async def responses(request: ResponsesRequest, caller: Caller, models: Models) -
     if not chat.stream:
         return await _whole(builder, stream, caller)
     writer = await ResponseEvents.of(builder, chat, n_prompt, caller.held.n_bytes)
-    findable(models, chat, caller, builder.response["id"], [stream])
+    models.responses.add(builder.response["id"], chat, caller, [stream])
     return await stream_reply(server, chat, caller, [stream], writer, writer.fail)
 
 
