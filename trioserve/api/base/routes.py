@@ -203,23 +203,23 @@ class Routes(list[Route]):
         super().__init__()
         self.of_model = of_model
 
-    def get(self, path: str) -> Callable[[_Handler], _Handler]:
+    def get(self, *paths: str) -> Callable[[_Handler], _Handler]:
         """Declare the handler of GET, and so of HEAD."""
-        return self.add("GET", path)
+        return self.add("GET", *paths)
 
-    def post(self, path: str) -> Callable[[_Handler], _Handler]:
+    def post(self, *paths: str) -> Callable[[_Handler], _Handler]:
         """Declare the handler of POST."""
-        return self.add("POST", path)
+        return self.add("POST", *paths)
 
-    def delete(self, path: str) -> Callable[[_Handler], _Handler]:
+    def delete(self, *paths: str) -> Callable[[_Handler], _Handler]:
         """Declare the handler of DELETE."""
-        return self.add("DELETE", path)
+        return self.add("DELETE", *paths)
 
-    def add(self, method: str, path: str) -> Callable[[_Handler], _Handler]:
-        """Declare the handler of a method."""
+    def add(self, method: str, *paths: str) -> Callable[[_Handler], _Handler]:
+        """Declare the handler of a method on one or more paths."""
 
         def declare(handler: _Handler) -> _Handler:
-            self.append(Route(method, path, handler, self.of_model))
+            self.extend(Route(method, path, handler, self.of_model) for path in paths)
             return handler
 
         return declare

@@ -44,6 +44,7 @@ from trioserve.api.base.routes import Routes, of_kind
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server.generation.embeddings import Array, Embeddings
+from trioserve.server.prompts.text import AnyPrompt
 from trioserve.server.server import Server
 from trioserve.types import GenerationParams, place_of
 
@@ -267,7 +268,7 @@ async def _embed(server: Server, request: CohereEmbedRequest, caller: Caller) ->
     name, inputs = request.given
     counted = request.counted(server, caller)
 
-    def make(inputs: Sequence[GivenPrompt]) -> Awaitable[Embeddings]:
+    def make(inputs: Sequence[AnyPrompt]) -> Awaitable[Embeddings]:
         return server.embed(inputs, dimensions=request.output_dimension, **counted)
 
     with naming({"input": name, "dimensions": "output_dimension"}):

@@ -281,8 +281,7 @@ async def apply_template(request: TemplateRequest, caller: Caller, models: Model
 # -- completion
 
 
-@routes.post("/completion")
-@routes.post("/completions")
+@routes.post("/completion", "/completions")
 @takes(LlamaCompletionRequest)
 @gives(Output | list[Output])
 async def completion(request: LlamaCompletionRequest, caller: Caller, models: Models) -> Reply:

@@ -115,10 +115,7 @@ class _Scored(Answer):
     text: str | UnsetType = UNSET
 
 
-@routes.post("/rerank")
-@routes.post("/reranking")
-@routes.post("/v1/rerank")
-@routes.post("/v1/reranking")
+@routes.post("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
 @of_kind(lambda server: server.model.check_ranks())
 @takes(RerankRequest)
 @gives(Ranking | list[_Scored])

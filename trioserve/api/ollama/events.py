@@ -7,10 +7,10 @@ parse every line, so a part without text serves as a ping.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import attrs
 from msgspec import UNSET, UnsetType
@@ -106,10 +106,7 @@ class Part(Answer, kw_only=True):
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
 
-    @classmethod
-    def of(cls, message: Message, **fields: Any) -> Self:
-        """Write what was said, and other fields."""
-        raise NotImplementedError
+    of: ClassVar[Callable[..., Part]]  # writes what was said, a `Message`, and other fields
 
 
 class OllamaChat(Part, kw_only=True, rename={"said": "message"}):

@@ -443,8 +443,7 @@ routes = Routes(of_model=True)
 _SEGMENT_SIZE = 128
 
 
-@routes.post("/v1/audio/transcriptions")
-@routes.post("/audio/transcriptions")
+@routes.post("/v1/audio/transcriptions", "/audio/transcriptions")
 @takes(TranscriptionRequest, content=FORM)
 @gives(Transcript)
 async def transcriptions(request: TranscriptionRequest, caller: Caller, models: Models) -> Reply:
@@ -452,8 +451,7 @@ async def transcriptions(request: TranscriptionRequest, caller: Caller, models: 
     return await translations(request, caller, models)
 
 
-@routes.post("/v1/audio/translations")
-@routes.post("/audio/translations")
+@routes.post("/v1/audio/translations", "/audio/translations")
 @takes(TranslationRequest, content=FORM)
 @gives(Transcript)
 async def translations(request: TranslationRequest, caller: Caller, models: Models) -> Reply:

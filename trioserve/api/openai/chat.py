@@ -239,8 +239,7 @@ class Completion(_Whole, kw_only=True):
 # -- chat
 
 
-@routes.post("/v1/chat/completions")
-@routes.post("/chat/completions")
+@routes.post("/v1/chat/completions", "/chat/completions")
 @takes(ChatRequest)
 @gives(ChatCompletion)
 async def chat_completions(request: ChatRequest, caller: Caller, models: Models) -> Reply:
@@ -371,8 +370,7 @@ def message(value: Message, custom_tools: Container[str] = ()) -> AssistantMessa
 # -- the prompt alone
 
 
-@routes.post("/v1/chat/completions/input_tokens")
-@routes.post("/chat/completions/input_tokens")
+@routes.post("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens")
 @takes(ChatRequest)
 @gives(InputTokens)
 async def count_tokens(request: ChatRequest, caller: Caller, models: Models) -> Reply:

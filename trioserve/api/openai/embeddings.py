@@ -147,7 +147,12 @@ async def openai(request: EmbeddingsRequest, caller: Caller, models: Models) -> 
     server = models.use(request.model, caller)
     done = await _embed(server, request, caller)
     n_tokens = sum(done.n_tokens)
-    write = _as_base64 if request.encoding_format == "base64" else _as_numbers
+
+    def write(index: int, vector: Array) -> _Embedding:
+        if request.encoding_format == "base64":
+            return _Embedding(base64_of(vector), index, encoding_format="base64")
+        return _Embedding(numbers_of(vector), index)
+
     written = EmbeddingList(
         model=request.model or server.model.info.name,
         usage=PromptUsage(n_tokens, n_tokens),
@@ -156,8 +161,7 @@ async def openai(request: EmbeddingsRequest, caller: Caller, models: Models) -> 
     return _reply(written, done)
 
 
-@routes.post("/embedding")
-@routes.post("/embeddings")
+@routes.post("/embedding", "/embeddings")
 @of_kind(lambda server: server.model.check_embeds())
 @takes(EmbeddingsRequest)
 @gives(list[Matrix])
@@ -184,14 +188,6 @@ async def _embed(server: Server, request: EmbeddingsRequest, caller: Caller) -> 
 
 
 # -- the answer
-
-
-def _as_numbers(index: int, vector: Array) -> _Embedding:
-    return _Embedding(numbers_of(vector), index)
-
-
-def _as_base64(index: int, vector: Array) -> _Embedding:
-    return _Embedding(base64_of(vector), index, encoding_format="base64")
 
 
 def _as_matrix(index: int, vectors: Array) -> Matrix:

@@ -422,9 +422,12 @@ def _kind_and_fields(event: RunEvent) -> tuple[str, dict[str, Any]]:
         case ToolOutput(text=text):
             return "output", {"text": text}
         case ToolReturned():
-            return "result", attrs.asdict(event, filter=_is_of_result)
+            return "result", attrs.asdict(
+                event, filter=lambda one, _: one.name not in ("id", "call")
+            )
         case RunEnded(answer=answer):
-            return "end", _end(answer)
+            ended = {"reason": answer.reason, "steps": answer.steps}
+            return "end", {**ended, "messages": list(answer.messages)}
     raise AssertionError(event)
 
 
@@ -437,14 +440,6 @@ def _call(call: RunCall) -> dict[str, Any]:
         "arguments": call.arguments,
         "writes": call.tool.writes,
     }
-
-
-def _is_of_result(attribute: attrs.Attribute[Any], _: Any) -> bool:
-    return attribute.name not in ("id", "call")
-
-
-def _end(answer: RunAnswer) -> dict[str, Any]:
-    return {"reason": answer.reason, "steps": answer.steps, "messages": list(answer.messages)}
 
 
 def run_reason(answer: RunAnswer) -> Reason:

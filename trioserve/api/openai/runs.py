@@ -150,8 +150,7 @@ class StopRequest(RequestBody):
     call_id: str = field(read=readers.name)
 
 
-@routes.post("/v1/chat/completions/<id_>/approve")
-@routes.post("/v1/responses/<id_>/approve")
+@routes.post("/v1/chat/completions/<id_>/approve", "/v1/responses/<id_>/approve")
 @about_answer
 @takes(ApproveRequest)
 @gives(Success)
@@ -165,8 +164,7 @@ async def approve(request: ApproveRequest, caller: Caller, models: Models, id_: 
     return reply.json(Success(True))
 
 
-@routes.post("/v1/chat/completions/<id_>/stop")
-@routes.post("/v1/responses/<id_>/stop")
+@routes.post("/v1/chat/completions/<id_>/stop", "/v1/responses/<id_>/stop")
 @about_answer
 @takes(StopRequest)
 @gives(Success)

@@ -143,8 +143,7 @@ def _check_scores(server: Server) -> None:
         check_pools(server)
 
 
-@routes.post("/score")
-@routes.post("/v1/score")
+@routes.post("/score", "/v1/score")
 @of_kind(_check_scores)
 @takes(ScoreRequest)
 @gives(Scores)
@@ -220,8 +219,7 @@ class Classes(_List, kw_only=True):
     data: Sequence[_Class]
 
 
-@routes.post("/classify")
-@routes.post("/v1/classify")
+@routes.post("/classify", "/v1/classify")
 @of_kind(lambda server: server.model.check_classifies())
 @takes(ClassifyRequest)
 @gives(Classes)

@@ -26,8 +26,7 @@ from trioserve.types import GenerationParams
 routes = Routes(of_model=True)
 
 
-@routes.post("/v1/responses")
-@routes.post("/responses")
+@routes.post("/v1/responses", "/responses")
 @takes(ResponsesRequest)
 @gives(events.Response)
 async def responses(request: ResponsesRequest, caller: Caller, models: Models) -> Reply:
@@ -83,8 +82,7 @@ async def _whole(builder: ResponseBuilder, answer: ChatStream | AgentRun, caller
     return long_json(lambda: builder.response, size)
 
 
-@routes.post("/v1/responses/input_tokens")
-@routes.post("/responses/input_tokens")
+@routes.post("/v1/responses/input_tokens", "/responses/input_tokens")
 @takes(ResponsesRequest)
 @gives(InputTokens)
 async def input_tokens(request: ResponsesRequest, caller: Caller, models: Models) -> Reply:
