@@ -271,15 +271,11 @@ class TemplateRequest(RequestBody):
     @property
     def chat_params(self) -> ChatParams:
         """What the prompt depends on, beside the messages."""
-        return self._chat_params()
-
-    def _chat_params(self, **more: Any) -> ChatParams:
         return ChatParams(
             tools=self.tools,
             add_generation_prompt=self.continuation.add_generation_prompt,
             continue_final_message=self.continuation.continue_final_message,
             template_kwargs=self.template_kwargs,
-            **more,
         )
 
 
@@ -319,7 +315,8 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     @property
     def chat_params(self) -> ChatParams:
         """What the chat adds to the parameters of its generation."""
-        return self._chat_params(
+        return attrs.evolve(
+            super().chat_params,
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
             reasoning_format=self.reasoning_format,

@@ -25,7 +25,6 @@ class CustomTools:
 
     def __init__(self) -> None:
         self._n_grammar_chars = 0
-        self.names: set[str] = set()
 
     def in_chat(self, tools: Any) -> Any:
         """Replace the custom tools in a list of a chat, and leave all else to the chat."""
@@ -46,7 +45,7 @@ class CustomTools:
         Raises:
             InvalidRequestError: something is missing or of the wrong type; `param` names it.
         """
-        self.names.add(name := required(tool, "name", text, path))
+        name = required(tool, "name", text, path)
         given = optional(tool, "format", mapping, path) or {}
         description = optional(tool, "description", text, path) or ""
         argument: dict[str, Any] = {"type": "string"}

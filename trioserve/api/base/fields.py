@@ -240,13 +240,11 @@ class Only:
 
     Args:
         values: the accepted values. True and 1 differ, as in JSON.
-        flag: the flag that sets for all requests what the field would set for one.
         harmless: why an answer is right with any other value. These are left out, and logged.
     """
 
-    def __init__(self, *values: Any, flag: str = "", harmless: str = "") -> None:
-        self.flag, self.harmless = flag, harmless
-        self._values = values
+    def __init__(self, *values: Any, harmless: str = "") -> None:
+        self._values, self.harmless = values, harmless
 
     def has(self, value: Any) -> bool:
         """Whether a value is accepted."""
@@ -269,10 +267,8 @@ def refuse_unsupported(
             if only.harmless:
                 leave_out(f"{path}{name}", only.harmless)
                 continue
-            flag = only.flag
-            instead = f"the flag {flag} sets it for all requests" if flag else "leave it out"
             raise UnsupportedFieldError.at(
-                f"{path}{name}", f"is not supported with this value; {instead}."
+                f"{path}{name}", "is not supported with this value; leave it out."
             )
 
 

@@ -201,9 +201,9 @@ def _pieces(texts: Iterable[str]) -> Iterator[bytes]:
         some.append(text)
         size += len(text)
         if size >= _PIECE:
-            yield "".join(some).encode()
+            yield "".join(some).encode(errors="replace")
             some, size = [], 0
-    yield "".join(some).encode()
+    yield "".join(some).encode(errors="replace")
 
 
 def size_of_outputs(outputs: Iterable[Completion | ChatCompletion]) -> int:

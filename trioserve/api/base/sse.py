@@ -109,8 +109,8 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def event(payload: Any) -> bytes:
-    """Write one event."""
-    return f"data: {encode(payload)}\n\n".encode()
+    """Write one event. What is no Unicode in it is replaced."""
+    return f"data: {encode(payload)}\n\n".encode(errors="replace")
 
 
 class EventWriter(ABC, Generic[_Told]):

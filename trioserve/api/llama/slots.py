@@ -1,4 +1,4 @@
-"""Slots, which can be saved to a file and restored; and LoRA adapters."""
+"""Slots, which can be saved to a file and restored."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from msgspec import UNSET, UnsetType
 from trioserve.api.base import limits, readers
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.fields import (
-    RequestBody,
-    field,
-)
+from trioserve.api.base.fields import RequestBody, field
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Reply, json
 from trioserve.api.base.routes import Query, Routes, manages

@@ -11,10 +11,7 @@ from trioserve.api.base import errors, readers, reply, sse
 from trioserve.api.base.answers import Success
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
-from trioserve.api.base.fields import (
-    RequestBody,
-    field,
-)
+from trioserve.api.base.fields import RequestBody, field
 from trioserve.api.base.generation import NOT_RUNNING, pings_of, tools_to_run
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Reply
@@ -135,19 +132,18 @@ routes = Routes(of_model=True)
 
 
 @attrs.frozen(kw_only=True)
-class ApproveRequest(RequestBody):
-    """``POST …/{id}/approve``."""
-
-    call_id: str = field(read=readers.name)
-    approve: bool
-    reason: str = ""
-
-
-@attrs.frozen(kw_only=True)
 class StopRequest(RequestBody):
     """``POST …/{id}/stop``."""
 
     call_id: str = field(read=readers.name)
+
+
+@attrs.frozen(kw_only=True)
+class ApproveRequest(StopRequest):
+    """``POST …/{id}/approve``."""
+
+    approve: bool
+    reason: str = ""
 
 
 @routes.post("/v1/chat/completions/<id_>/approve", "/v1/responses/<id_>/approve")

@@ -7,7 +7,6 @@ chat as the page sees fit. `trioserve_run_tools` in a chat has the server do all
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,16 +16,12 @@ from werkzeug.http import parse_options_header
 from trioserve.api.base import errors, readers, sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.fields import (
-    RequestBody,
-    field,
-)
-from trioserve.api.base.reply import Data, KeepAlive, Pieces, Reply
+from trioserve.api.base.fields import RequestBody, field
+from trioserve.api.base.reply import Json, KeepAlive, Pieces, Reply, long_json
 from trioserve.api.base.routes import Query, Routes, only_if
 from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Bell, alongside
 from trioserve.errors import InvalidRequestError, PermissionDeniedError, TrioServeError
-from trioserve.fair_limiter import offload
 from trioserve.server.observers.observer import ToolRecord, observed_tool
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 
@@ -37,9 +32,6 @@ routes = Routes()
 
 #: What is up to the client is in headers.
 _IN_HEADERS = {"cwd": "X-Tool-Cwd", "runtime": "X-Tool-Runtime", "resp_type": "X-Resp-Type"}
-
-#: Characters of an answer that are written on the event loop: it takes about 1 ms.
-_SHORT = 2**18
 
 #: Characters of output that are kept for a client that does not read; more are lost.
 _MAX_UNWRITTEN = 2**20
@@ -85,7 +77,7 @@ class _Tool(Answer):
 @gives(list[_Tool])
 async def tools(query: Query, caller: Caller, app: AppState) -> Reply:
     """List the tools that the server runs for clients and models."""
-    return await _json([_described(tool.info) for tool in app.tools.tools.values()], caller)
+    return _json([_described(tool.info) for tool in app.tools.tools.values()], caller)
 
 
 def _described(info: ToolInfo) -> _Tool:
@@ -121,7 +113,7 @@ async def call(request: CallRequest, caller: Caller, app: AppState) -> Reply:
     running = _StreamedCall(app, caller, tool, _arguments(tool, request.params))
     if not request.stream:
         result = await running.run()
-        return await _json(result.answer, caller)
+        return _json(result.answer, caller)
     await caller.open(alongside(running.run_streamed))
     return Pieces(
         pieces=running.events(),
@@ -195,9 +187,9 @@ class _StreamedCall:
             if self._output:
                 text = "".join(self._output)
                 self._output, self._n_unwritten = [], 0
-                yield _event({"chunk": text})
+                yield sse.event({"chunk": text})
             if self._end is not None and not self._output:
-                yield _event(self._end)
+                yield sse.event(self._end)
                 return
 
 
@@ -210,21 +202,10 @@ def _header(caller: Caller, field: str) -> str:
         return value
 
 
-# -- writing; a tool may say what is no Unicode text
-
-
-def _encode(value: Any) -> bytes:
-    return sse.encode(value).encode("utf-8", "replace")
-
-
-def _event(value: Any) -> bytes:
-    return b"data: " + _encode(value) + b"\n\n"
-
-
-async def _json(value: Any, caller: Caller) -> Data:
-    data = await offload(partial(_encode, value), _size(value), _SHORT)
-    caller.held.grow(len(data))
-    return Data(body=data)
+def _json(value: Any, caller: Caller) -> Json:
+    size = _size(value)
+    caller.held.grow(size)
+    return long_json(lambda: value, size // 32)
 
 
 def _size(value: Any) -> int:

@@ -288,21 +288,14 @@ class ResponseBuilder:
         """End the response; `cut` says why it is not complete."""
         status = "completed" if cut is None else "incomplete"
         events = self._close(status)
-        n_output = timings.predicted_n
+        n_output, details = timings.predicted_n, _OutputDetails(self._n_reasoning)
+        read = _InputDetails(timings.cache_n, timings.prompt_n)
+        used = _ResponseUsage(n_prompt, read, n_output, details, n_prompt + n_output)
         self.response = self._response(
             status,
             incomplete_details=None if cut is None else {"reason": cut},
             completed_at=int(time.time()) if cut is None else None,
-            usage={
-                "input_tokens": n_prompt,
-                "input_tokens_details": {
-                    "cached_tokens": timings.cache_n,
-                    "cache_write_tokens": timings.prompt_n,
-                },
-                "output_tokens": n_output,
-                "output_tokens_details": {"reasoning_tokens": self._n_reasoning},
-                "total_tokens": n_prompt + n_output,
-            },
+            usage=msgspec.to_builtins(used),  # the store takes no objects
         )
         return [*events, {"type": f"response.{status}", "response": self.response}]
 
