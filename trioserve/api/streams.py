@@ -269,18 +269,12 @@ class _StreamOf(Answer):
 async def lookup(request: LookupRequest, caller: Caller, app: AppState) -> Reply:
     """Describe the streams of the given conversations."""
     found = app.streams.lookup(caller.api_key, request.conversation_ids)
-    return json(
-        [
-            _StreamOf(
-                session.conversation,
-                session.ring.closed,
-                session.ring.end,
-                session.started_at,
-                session.completed_at,
-            )
-            for session in found
-        ]
-    )
+    return json([_stream_of(each) for each in found])
+
+
+def _stream_of(session: StreamSession) -> _StreamOf:
+    id_, ring = session.conversation, session.ring
+    return _StreamOf.like(session, conversation_id=id_, is_done=ring.closed, total_bytes=ring.end)
 
 
 def _named(query: Query, caller: Caller, app: AppState) -> StreamSession | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -24,6 +24,12 @@ class Answer(msgspec.Struct):
 
     def __init_subclass__(cls) -> None:
         Answer.known[cls.__name__] = cls
+
+    @classmethod
+    def like(cls, source: object, **more: Any) -> Self:
+        """Make one that has what an object has under the names of its fields, and more."""
+        same = {each for each in cls.__struct_fields__ if hasattr(source, each)} - {*more}
+        return cls(**{each: getattr(source, each) for each in same}, **more)
 
 
 def schema_of(type_: Any, components: dict[str, Any]) -> Any:

@@ -231,7 +231,8 @@ _FORM_PIECE = 64 * 1024
 _MAX_HEAD = 16 * 1024
 
 
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+#: Booleans of a form.
+FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 @attrs.frozen(kw_only=True)
@@ -244,7 +245,7 @@ class Form:
 
     def flag(self, name: str) -> bool | None:
         """Read a boolean field; None if it is absent or not a boolean."""
-        return _FLAGS.get(self.fields.get(name, [""])[-1].strip().lower())
+        return FLAGS.get(self.fields.get(name, [""])[-1].strip().lower())
 
 
 def is_form(content_type: str) -> bool:

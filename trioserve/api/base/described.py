@@ -152,16 +152,7 @@ def of_server(server: Server) -> Model:
         aliases=server.config.aliases or [info.name],
         tags=server.config.tags,
         architecture=_Architecture(server.model.modalities.names),
-        meta=_Meta(
-            info.vocab_type,
-            info.n_vocab,
-            server.model.n_ctx_seq,
-            info.n_ctx_train,
-            info.n_embd,
-            info.n_params,
-            info.size,
-            info.ftype,
-        ),
+        meta=_Meta.like(info, n_ctx=server.model.n_ctx_seq),
         **_guidance(server),
     )
 

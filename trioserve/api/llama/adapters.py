@@ -45,7 +45,7 @@ async def list_adapters(query: Query, caller: Caller, models: Models) -> Reply:
     found = ((name, id_, adapters.infos[id_]) for name, id_ in adapters.ids.items())
     return json(
         [
-            Adapter(id_, one.path, adapters.scales[id_], one.task_name, one.prompt_prefix, name)
+            Adapter.like(one, id=id_, scale=adapters.scales[id_], name=name)
             for name, id_, one in found
         ]
     )

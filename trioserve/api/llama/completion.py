@@ -46,9 +46,6 @@ from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt,
 # -- what requests may hold
 
 
-_response_fields = readers.strings_of(limits.MAX_RESPONSE_FIELDS)
-
-
 @attrs.frozen(kw_only=True, slots=False)
 class LlamaRequest(GenerationRequest):
     """What the routes that continue a prompt have in common."""
@@ -57,7 +54,9 @@ class LlamaRequest(GenerationRequest):
     has_max_logprobs: ClassVar[bool] = False
     n_candidates: int = field("n_probs", "logprobs", read=readers.probs, default=0)
     return_tokens: bool = False
-    response_fields: tuple[str, ...] = field(read=_response_fields, default=())
+    response_fields: tuple[str, ...] = field(
+        read=readers.strings_of(limits.MAX_RESPONSE_FIELDS), default=()
+    )
 
     @property
     def asked_probs(self) -> tuple[int, str | None]:

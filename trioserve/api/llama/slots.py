@@ -136,22 +136,21 @@ async def slots(query: Query, caller: Caller, models: Models) -> Reply:
             written,
             [_waiting(one) for one in status.waiting],
             _KvCache(n.n_cells, n.n_cells_used, n.n_cells_copied),
-            _Cache(**{name: getattr(n, name) for name in _Cache.__struct_fields__}),
+            _Cache.like(n),
             _Totals(n.prompt_queries, n.cached_tokens, n.predicted_tokens),
-            [_Drafts(**attrs.asdict(one)) for one in status.drafts],
+            [_Drafts.like(one) for one in status.drafts],
         )
     )
 
 
 def _waiting(one: WaitingStatus) -> _Waiting:
     """Write a place in the queue, without the owner of the task."""
-    return _Waiting(
-        one.task_id,
-        one.position,
-        one.n_prompt,
-        one.priority,
-        round(one.waited_s, 3),
-        None if one.wait_s is None else round(one.wait_s, 3),
+    return _Waiting.like(
+        one,
+        id_task=one.task_id,
+        n_prompt_tokens=one.n_prompt,
+        waited_s=round(one.waited_s, 3),
+        wait_s=None if one.wait_s is None else round(one.wait_s, 3),
     )
 
 
@@ -166,15 +165,7 @@ def _slot(slot: SlotStatus, server: Server, owner: str) -> Slot:
     Of a request of another owner it tells numbers alone.
     """
     runs = slot.task_id is not None
-    written = Slot(
-        id=slot.id,
-        n_ctx=slot.n_ctx,
-        speculative=slot.speculative,
-        is_processing=runs,
-        state=slot.state,
-        paused=slot.paused,
-        encoding=slot.encoding,
-    )
+    written = Slot.like(slot, is_processing=runs)
     if slot.task is None:
         return written
     written.id_task = slot.task.id

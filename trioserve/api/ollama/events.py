@@ -142,7 +142,6 @@ class OllamaGenerated(Part, kw_only=True, rename={"said": "response"}):
         return cls(said=message.content, thinking=thinking, **fields)
 
 
-#: What writes the parts of a stream, by the route.
 @attrs.frozen(kw_only=True)
 class Writer:
     """Writes the answer to one request, or its parts."""

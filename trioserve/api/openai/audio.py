@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Self, TypeVar
 
 import attrs
@@ -16,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from trioserve.api.base import errors, limits, readers, reply, sse
 from trioserve.api.base.answers import Answer
-from trioserve.api.base.body import Form
+from trioserve.api.base.body import FLAGS, Form
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
     DATA,
@@ -61,8 +62,6 @@ _TIMED = frozenset({"srt", "verbose_json", "vtt"})
 
 #: Characters of `prompt`.
 _MAX_PROMPT = 4096
-
-_WORDS: Mapping[str, bool] = {"true": True, "1": True, "false": False, "0": False}
 
 #: OpenAI's fields that no transcriber here supports, and what to do instead.
 _REFUSED: Mapping[str, str] = {
@@ -179,7 +178,7 @@ class TranscriptionRequest(TranslationRequest):
 
     language: str | None = field(read=_from_text(_language), default=None)
     stream: bool = field(
-        read=_from_text(boolean, lambda value: _WORDS[value.lower()]), default=False
+        read=_from_text(boolean, lambda value: FLAGS[value.lower()]), default=False
     )
     timestamp_granularities: frozenset[str] = field(
         "timestamp_granularities[]",
@@ -316,18 +315,8 @@ def as_verbose_json(transcript: Heard, request: TranslationRequest) -> Transcrip
 
 def _segment(index: int, segment: Segment) -> _Segment:
     data = segment.text.encode()
-    return _Segment(
-        index,
-        round(segment.start * _STEPS_PER_SECOND),
-        segment.start,
-        segment.end,
-        segment.text,
-        segment.tokens,
-        segment.temperature,
-        segment.avg_logprob,
-        len(data) / len(zlib.compress(data)),
-        segment.no_speech_prob,
-    )
+    seek, ratio = round(segment.start * _STEPS_PER_SECOND), len(data) / len(zlib.compress(data))
+    return _Segment.like(segment, id=index, seek=seek, compression_ratio=ratio)
 
 
 def tokens(usage: TranscriptUsage) -> TokensUsed:
@@ -357,24 +346,19 @@ def as_text(transcript: Heard) -> str:
 
 def as_srt(transcript: Heard) -> str:
     """Write subtitles as SubRip."""
-    cues = [
-        f"{i}\n{_time(each.start, ',')} --> {_time(each.end, ',')}\n{_line(each.text)}\n\n"
-        for i, each in enumerate(_shown(transcript), 1)
-    ]
-    return "".join(cues)
+    cues = enumerate(_cues(transcript, ",", _line), 1)
+    return "".join(f"{i}\n{cue}" for i, cue in cues)
 
 
 def as_vtt(transcript: Heard) -> str:
     """Write subtitles as WebVTT."""
-    cues = [
-        f"{_time(each.start, '.')} --> {_time(each.end, '.')}\n{_escaped(each.text)}\n\n"
-        for each in _shown(transcript)
-    ]
-    return "".join(["WEBVTT\n\n", *cues])
+    return "".join(["WEBVTT\n\n", *_cues(transcript, ".", _escaped)])
 
 
-def _shown(transcript: Heard) -> list[Segment]:
-    return [each for each in transcript.segments if each.text]
+def _cues(transcript: Heard, point: str, write: Callable[[str], str]) -> Iterator[str]:
+    """Write the segments that have a text, with the point that the format has in times."""
+    for each in filter(attrgetter("text"), transcript.segments):
+        yield f"{_time(each.start, point)} --> {_time(each.end, point)}\n{write(each.text)}\n\n"
 
 
 def _time(seconds: float, point: str) -> str:

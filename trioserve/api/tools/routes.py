@@ -81,16 +81,9 @@ async def tools(query: Query, caller: Caller, app: AppState) -> Reply:
 
 
 def _described(info: ToolInfo) -> _Tool:
-    return _Tool(
-        info.name,
-        info.display_name,
-        info.kind,
-        _Permissions(info.writes),
-        info.uses_cwd,
-        info.streams,
-        info.definition,
-        info.mcp_server or UNSET,
-    )
+    permissions, mcp_server = _Permissions(info.writes), info.mcp_server or UNSET
+    told = {"tool": info.name, "type": info.kind, "permissions": permissions}
+    return _Tool.like(info, **told, mcp_server=mcp_server)
 
 
 # -- a call

@@ -205,7 +205,7 @@ def test_no_output_has_no_items() -> None:
 def test_an_error_before_the_response_began_is_the_only_event() -> None:
     wanted = ResponsesRequest.parse({"input": "Hi", "stream": True})
     builder = ResponseBuilder("m", wanted, GenerationParams(), 1, byte_vocab)
-    data = ResponseEvents(builder, wanted.chat, 1, "{}").fail(DeadlineExceededError("Too late."))
+    data = ResponseEvents(builder, "{}").fail(DeadlineExceededError("Too late."))
     assert data.decode() == (
         'event: error\ndata: {"type":"error","sequence_number":0,"code":"deadline_exceeded",'
         '"message":"Too late.","param":null,"error":{"code":"deadline_exceeded",'

@@ -18,7 +18,6 @@ from msgspec import UNSET, UnsetType
 
 from trioserve.api.base import errors, sse
 from trioserve.api.base.answers import Answer
-from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.output import LiveTimings, timings_of
 from trioserve.api.base.reply import LONG
 from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
@@ -217,8 +216,8 @@ class ResponseBuilder:
         vocab: Vocab,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        self._chat, self._params = request.chat, params
-        self._n_prompt, self._vocab = n_prompt, vocab
+        self.chat, self._params = request.chat, params
+        self.n_prompt, self._vocab = n_prompt, vocab
         self._tokens = TokensOfText(vocab.pieces)
         self._labels = labels
         self._of_client = frozenset(request.chat.tool_names)
@@ -248,8 +247,8 @@ class ResponseBuilder:
             {"type": "response.created", "response": self.response},
             {"type": "response.in_progress", "response": self.response},
         ]
-        if self._chat.continuation.echo:
-            events += self.add(ChatChunk(final_message_deltas(self._chat.messages), ()))
+        if self.chat.continuation.echo:
+            events += self.add(ChatChunk(final_message_deltas(self.chat.messages), ()))
         return events
 
     def take(self, event: sse.Event | RunEvent) -> list[Event]:
@@ -282,7 +281,7 @@ class ResponseBuilder:
     def finish(self, last: Finished) -> list[Event]:
         """Return the events that end the response."""
         cut = "max_output_tokens" if last.reason is FinishReason.LIMIT else None
-        return self._end(cut, last.timings, self._n_prompt)
+        return self._end(cut, last.timings, self.n_prompt)
 
     def _end(self, cut: str | None, timings: Timings, n_prompt: int) -> list[Event]:
         """End the response; `cut` says why it is not complete."""
@@ -381,7 +380,7 @@ class ResponseBuilder:
         if not probs:
             return []
         post = self._params.post_sampling_probs
-        written = candidates_of(probs, post_sampling=post, n_top=self._chat.top_logprobs)
+        written = candidates_of(probs, post_sampling=post, n_top=self.chat.top_logprobs)
         found: list[dict[str, Any]] = msgspec.to_builtins(list(written))
         return found
 
@@ -433,23 +432,19 @@ _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed
 class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
     """Writes the stream of a response."""
 
-    def __init__(
-        self, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int, repeated: str
-    ) -> None:
-        self._builder, self._chat = builder, chat
+    def __init__(self, builder: ResponseBuilder, repeated: str) -> None:
+        self._builder, self._chat = builder, builder.chat
         self._repeated = repeated
         self._n_events = 0
         #: The event with the whole response, and what follows it; and the events before.
         self.end_of_stream, self.n_before_end = b"", 0
-        self._live = LiveTimings(n_prompt, chat)
+        self._live = LiveTimings(builder.n_prompt, builder.chat)
 
     @classmethod
-    async def of(
-        cls, builder: ResponseBuilder, chat: ChatRequest, n_prompt: int, size: int
-    ) -> Self:
+    async def of(cls, builder: ResponseBuilder, size: int) -> Self:
         """Encode once what several events repeat of the request, which has about `size` bytes."""
         repeated = await offload(lambda: sse.encode(builder.repeated), size, LONG)
-        return cls(builder, chat, n_prompt, repeated)
+        return cls(builder, repeated)
 
     def encode(self, index: int, event: sse.Event | RunEvent) -> bytes:
         """Encode an event of an output as server-sent events."""

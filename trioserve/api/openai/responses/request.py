@@ -111,12 +111,6 @@ def _include(value: Any) -> tuple[str, ...]:
     return strings(value)
 
 
-@json_type(list_schema(SCHEMA, MAX_TOOLS))
-def _tools(value: Any) -> tuple[dict[str, Any], ...]:
-    """Read tools, in the flat form that this API has for them; see `Offer`."""
-    return objects(value)
-
-
 @json_type({**ARGUMENTS, **NAME, "type": ["string", "object"]})
 def _tool_choice(value: Any) -> str | dict[str, Any]:
     """Read a choice, and give it as it was given. The chat checks what it names."""
@@ -192,7 +186,10 @@ class ResponsesRequest(StoringRequest):
     max_output_tokens: int | None = field(read=readers.max_tokens, default=None)
     max_tool_calls: int | None = field(read=readers.count, default=None)
     metadata: dict[str, str] = attrs.field(factory=dict)
-    tools: tuple[dict[str, Any], ...] = field(read=_tools, default=())
+    #: In the flat form that this API has for them; see `Offer`.
+    tools: tuple[dict[str, Any], ...] = field(
+        read=objects, schema=list_schema(SCHEMA, MAX_TOOLS), default=()
+    )
     tool_choice: str | dict[str, Any] = field(read=_tool_choice, default="auto")
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions = attrs.field(factory=ReasoningOptions)

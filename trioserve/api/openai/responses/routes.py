@@ -10,18 +10,12 @@ from trioserve.api.base.output import name_of
 from trioserve.api.base.reply import Reply, long_json
 from trioserve.api.base.routes import Routes
 from trioserve.api.openai.responses import events
-from trioserve.api.openai.responses.events import (
-    ResponseBuilder,
-    ResponseEvents,
-)
+from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.api.openai.runs import open_run, run_reply
 from trioserve.api.openapi import gives, takes
-from trioserve.server import RequestContext
 from trioserve.server.runs.run import AgentRun
-from trioserve.server.server import Server
 from trioserve.server.stream import ChatStream
-from trioserve.types import GenerationParams
 
 routes = Routes(of_model=True)
 
@@ -33,41 +27,26 @@ async def responses(request: ResponsesRequest, caller: Caller, models: Models) -
     """Make a response, at once or as a stream."""
     chat = request.chat
     server, params, context = await admit(chat, caller, models)
-    if chat.run_tools is not None:
-        return await _run(server, request, caller, models, params, context)
+    answer: ChatStream | AgentRun
+    n_prompt, labels = 0, None
     with request.input.naming_items():
-        (stream,) = await caller.open(
-            server.stream_chats(chat.messages, params, chat.chat_params, context=context)
-        )
-    n_prompt, name = len(stream.prompt), name_of(server, chat, params)
-    builder = ResponseBuilder(name, request, params, n_prompt, server.model.vocab)
-    if not chat.stream:
-        return await _whole(builder, stream, caller)
-    writer = await ResponseEvents.of(builder, chat, n_prompt, caller.held.n_bytes)
-    models.responses.add(builder.response["id"], chat, caller, [stream])
-    return await stream_reply(server, chat, caller, [stream], writer, writer.fail)
-
-
-async def _run(
-    server: Server,
-    request: ResponsesRequest,
-    caller: Caller,
-    models: Models,
-    params: GenerationParams,
-    context: RequestContext,
-) -> Reply:
-    """Make a response whose tools the server runs."""
-    chat = request.chat
-    with request.input.naming_items():
-        run = await open_run(server, chat, caller, params, context)
+        if chat.run_tools is not None:
+            answer = await open_run(server, chat, caller, params, context)
+            labels = {name: tool.info.mcp_server for name, tool in server.tools.tools.items()}
+        else:
+            (answer,) = await caller.open(
+                server.stream_chats(chat.messages, params, chat.chat_params, context=context)
+            )
+            n_prompt = len(answer.prompt)
     name, vocab = name_of(server, chat, params), server.model.vocab
-    labels = {name: tool.info.mcp_server for name, tool in server.tools.tools.items()}
-    builder = ResponseBuilder(name, request, params, 0, vocab, labels)
+    builder = ResponseBuilder(name, request, params, n_prompt, vocab, labels)
     if not chat.stream:
-        return await _whole(builder, run, caller)
-    writer = await ResponseEvents.of(builder, chat, 0, caller.held.n_bytes)
-    id_ = builder.response["id"]
-    return await run_reply(server, chat, caller, models, run, writer, id_, writer.fail)
+        return await _whole(builder, answer, caller)
+    writer, id_ = await ResponseEvents.of(builder, caller.held.n_bytes), builder.response["id"]
+    if isinstance(answer, AgentRun):
+        return await run_reply(server, chat, caller, models, answer, writer, id_, writer.fail)
+    models.responses.add(id_, chat, caller, [answer])
+    return await stream_reply(server, chat, caller, [answer], writer, writer.fail)
 
 
 async def _whole(builder: ResponseBuilder, answer: ChatStream | AgentRun, caller: Caller) -> Reply:

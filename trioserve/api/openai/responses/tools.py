@@ -23,7 +23,7 @@ from trioserve.left_out import leave_out
 _OF_FUNCTION: dict[str, Any] = {"description": None, "parameters": None, "strict": False}
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class OfferedTool:
     """A tool that the model may call.
 
@@ -136,13 +136,7 @@ class Offer:
             self._left_out.add(kind)
             leave_out(f"tools of type {kind}", NOT_HOSTED)
             return
-        yield OfferedTool(
-            kind=kind,
-            name=name,
-            place=place,
-            function=function,
-            namespace=namespace,
-        )
+        yield OfferedTool(kind, name, place, function, namespace)
 
 
 def _is_hosted(tool: Mapping[str, Any]) -> bool:
