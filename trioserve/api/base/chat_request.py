@@ -28,10 +28,7 @@ from trioserve.api.base.fields import (
     or_null,
     structure,
 )
-from trioserve.api.base.generation_request import (
-    UNSUPPORTED_IN_CHAT,
-    GenerationRequest,
-)
+from trioserve.api.base.generation_request import UNSUPPORTED_IN_CHAT, GenerationRequest
 from trioserve.api.base.request_schemas import of_class
 from trioserve.chat.messages import (
     DETAILS,

@@ -238,14 +238,11 @@ def tells(**told: Any) -> Callable[[_Handler], _Handler]:
     return tell
 
 
-def manages(handler: _Handler) -> _Handler:
-    """Mark a handler that changes the server, or what other clients have."""
-    return tells(manages=True)(handler)
+#: Marks a handler that changes the server, or what other clients have.
+manages = tells(manages=True)
 
-
-def about_answer(handler: _Handler) -> _Handler:
-    """Mark a handler whose requests are about an answer that another request began."""
-    return tells(about_answer=True)(handler)
+#: Marks a handler whose requests are about an answer that another request began.
+about_answer = tells(about_answer=True)
 
 
 def while_unloaded(waiting: Waiting) -> Callable[[_Handler], _Handler]:
