@@ -50,11 +50,16 @@ Bias: TypeAlias = tuple[int | str, float]
 #: The longest timeout that a request may set, in seconds: a year.
 MAX_SECONDS = 365 * 86400
 
-_PROMPT = {
-    "type": ["string", "array", "object"],
+#: The JSON of a `RawPrompt`.
+RAW = {
+    **STRING,
+    "type": ["string", "array"],
     "items": {**STRING, "type": ["string", "integer"]},
     "maxItems": limits.MAX_PROMPT_TOKENS,
-    "maxLength": limits.MAX_PROMPT_CHARS,
+}
+_PROMPT = {
+    **RAW,
+    "type": ["string", "array", "object"],
     "properties": {
         "prompt_string": STRING,
         "multimodal_data": list_schema(DATA, MAX_PARTS),

@@ -112,14 +112,7 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-@json_type(
-    {
-        "type": ["string", "array"],
-        "items": {**STRING, "type": ["string", "integer"]},
-        "maxLength": limits.MAX_TEXT,
-        "maxItems": limits.MAX_TOKENS,
-    }
-)
+@json_type({**readers.RAW, "maxLength": limits.MAX_TEXT, "maxItems": limits.MAX_TOKENS})
 def _text(value: Any) -> RawPrompt:
     """Read text, or a list of ids and strings."""
     content = readers.content(value)

@@ -387,7 +387,10 @@ async def count_tokens(request: ChatRequest, caller: Caller, models: Models) -> 
 async def completions(request: CompletionRequest, caller: Caller, models: Models) -> Reply:
     """Continue one or more prompts, or fill the gap between each and the suffix."""
     server, params, context = await admit(request, caller, models)
-    prompts, n = await _prompts(server, request, params), request.n_copies
+    prompts: Sequence[AnyPrompt] = request.prompts
+    if request.suffix:
+        prompts = [await gap_prompt(server, each, request.suffix, params) for each in prompts]
+    n = request.n_copies
     opened = server.stream_all(prompts, params, n=n, context=context)
     writer = OutputWriter(server, request, params)
     if not request.stream:
@@ -400,14 +403,6 @@ async def completions(request: CompletionRequest, caller: Caller, models: Models
     echoes = [_echo(writer, request, i // request.n_copies, each) for i, each in enumerate(tokens)]
     events = CompletionEvents(request, params, writer, tokens, echoes, request.n_top)
     return await stream_reply(server, request, caller, streams, events)
-
-
-async def _prompts(
-    server: Server, request: CompletionRequest, params: GenerationParams
-) -> Sequence[AnyPrompt]:
-    if not request.suffix:
-        return request.prompts
-    return [await gap_prompt(server, each, request.suffix, params) for each in request.prompts]
 
 
 def _echo(writer: OutputWriter, request: CompletionRequest, index: int, prompt: Prompt) -> str:

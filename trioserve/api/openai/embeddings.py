@@ -14,7 +14,6 @@ from trioserve.api.base.answers import Answer
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
     PART,
-    STRING,
     MismatchError,
     Only,
     field,
@@ -45,13 +44,7 @@ _EXPECTED = (
 )
 
 
-_TEXT = {
-    **PART,
-    "type": ["string", "array", "object"],
-    "maxLength": limits.MAX_PROMPT_CHARS,
-    "items": {**STRING, "type": ["string", "integer"]},
-    "maxItems": limits.MAX_PROMPT_TOKENS,
-}
+_TEXT = {**PART, **readers.RAW, "type": ["string", "array", "object"]}
 
 
 def _inputs(name: str) -> Callable[[Any], tuple[GivenPrompt, ...]]:

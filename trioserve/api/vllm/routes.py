@@ -52,15 +52,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(texts)
 
 
-_RAW = {
-    **STRING,
-    "type": ["string", "array"],
-    "items": {**STRING, "type": ["string", "integer"]},
-    "maxItems": limits.MAX_PROMPT_TOKENS,
-}
-
-
-@json_type({"anyOf": [_RAW, list_schema(_RAW, limits.MAX_INPUTS, minItems=1)]})
+@json_type({"anyOf": [readers.RAW, list_schema(readers.RAW, limits.MAX_INPUTS, minItems=1)]})
 def _inputs(value: Any) -> tuple[RawPrompt, ...]:
     """Read a text, a list of token ids, or a list of these."""
 
