@@ -133,11 +133,10 @@ async def rerank(request: RerankRequest, caller: Caller, models: Models) -> Repl
     repeats = request.return_documents or request.return_text
     size = 32 * len(given) + repeats * sum(map(len, given)) // 32
     n_tokens = sum(ranking.n_tokens)
-
     raw = request.raw_scores and not request.use_activation
-    best, scores = ranking.best(request.top_n), ranking.scores if raw else ranking.shares
 
     def write() -> list[_Scored] | Ranking:
+        best, scores = ranking.best(request.top_n), ranking.scores if raw else ranking.shares
         if request.texts is not None:
             shown = request.texts if request.return_text else None
             return [_Scored(i, scores[i], UNSET if shown is None else shown[i]) for i in best]
