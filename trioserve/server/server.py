@@ -274,9 +274,10 @@ class Server(EnteredOnce):
                 configured tools.
             client_tools: tools in OpenAI's form that the caller runs: a call of one of them ends
                 the run, and `RunAnswer.client_calls` has the calls.
-            params, chat: the parameters of each answer. A call required by `tool_choice` applies
-                to the first one.
-            run, context: the limits of the run, and its client.
+            params: the parameters of each answer.
+            chat: those of its chat. A call required by `tool_choice` applies to the first one.
+            run: the limits of the run.
+            context: says whose run it is.
             fields: change fields of these.
 
         Raises:

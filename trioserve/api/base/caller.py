@@ -47,8 +47,8 @@ class Caller:
         api_key: the valid key that the client showed, which says who it is; empty: none was needed.
         key: what that key may do; None: none was needed.
         headers: of the request.
-        limits_left: gives what is left of the client's rate limits, once the request was counted.
-        resources: what is open until the answer has been sent. Whoever makes a caller unwinds
+        limits_left: gives the remainder of the client's rate limits, once the request was counted.
+        resources: what is open until the answer has been sent. The maker of a caller unwinds
             these, in the request's own task.
     """
 

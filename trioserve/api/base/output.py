@@ -1,4 +1,4 @@
-"""Outputs in llama-server's form: of which model they are, and how long they and prompts took."""
+"""Outputs in llama-server's form, with the name of the model and the time that each part took."""
 
 from __future__ import annotations
 

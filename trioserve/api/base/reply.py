@@ -1,7 +1,7 @@
 """`Reply`: the answer to a request, before it is bytes.
 
 A handler returns one. The edge sends it, a batch writes it into a file, and a session keeps its
-events for whoever reads them later (`trioserve.api.sessions`).
+events for clients that read them later (`trioserve.api.sessions`).
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class Request(TrioRequest):
 
     Attributes:
         caller: its client, and what it holds.
-        route: of its path, once it was looked for; None: there is none of ours.
+        route: of its path, once it was looked for; None: no route has it.
         received: set when the whole body has been, or the client has left.
         overload: why its body was not kept.
         keep_alive: what is sent in silence.
