@@ -25,6 +25,9 @@ OF_ONE = {
 }
 #: Of the program, the model, the machine or its files, the same for all clients.
 OF_THE_SERVER = {
+    "api/base/answers.py:cache",
+    "api/edge/access.py:lru_cache",  # names that the server answers to
+    "api/edge/connection.py:lru_cache",  # networks of addresses
     "api/base/fields.py:cache",
     "api/base/generation_request.py:cache",
     "api/openapi.py:cache",
@@ -55,6 +58,8 @@ def caches() -> Iterator[str]:
 def _makers(node: ast.AST) -> list[ast.expr]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return [one for one in node.decorator_list if not isinstance(one, ast.Call)]
+    if isinstance(node, ast.keyword):  # of `attrs.field`
+        return [node.value] if node.arg == "factory" else []
     return [node.func] if isinstance(node, ast.Call) else []
 
 

@@ -6,10 +6,12 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 import trio
 
 from tests.support.http_server import connected, post
+from tests.support.waiting import patiently
 
 #: HTTP/2: the preface, and an empty SETTINGS frame.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -87,17 +89,13 @@ def mutated(source: random.Random, header: bytes = b"") -> bytes:
 
 
 async def answer_to(url: str, data: bytes) -> bytes:
-    """Send bytes, and read until the server closes or says nothing for a while."""
+    """Send bytes, and read until the server closes the connection."""
     received = b""
     async with connected(url) as stream:
-        try:
+        with patiently(), suppress(trio.BrokenResourceError):
             await stream.send_all(data)
-            with trio.move_on_after(0.5) as silence:
-                while part := await stream.receive_some(65536):
-                    received += part
-                    silence.deadline = trio.current_time() + 0.5
-        except trio.BrokenResourceError:
-            pass
+            async for part in stream:
+                received += part
     return received
 
 

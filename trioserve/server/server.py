@@ -60,9 +60,8 @@ class Server(EnteredOnce):
     before to let requests finish.
 
     A Trio cancel scope around a call is its deadline, and the way to cancel it from another task:
-    the slot is free within a step. Keyword arguments set the parameters of a call; `ChatFields`
-    and its neighbors list them. Objects with parameters that are checked already may be given
-    in their place (`params`, `chat`, `context`); fields change them.
+    the slot is free within a step. Keyword arguments set the parameters of a call; `ChatFields` and
+    its neighbors list them. They change objects given as `params`, `chat` and `context`.
 
     The server frees the memory of its model after `Config.sleep_idle_seconds` without requests, or
     when `sleep` is called. The next call that needs the model loads it again, and waits for that.

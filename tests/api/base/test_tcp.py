@@ -53,6 +53,7 @@ def connection_on(stream: trio.abc.Stream, stall_timeout: float = 10) -> TCPConn
 
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LAST = HEALTH[:-2] + b"Connection: close\r\n\r\n"
 
 
 @asynccontextmanager
@@ -73,14 +74,16 @@ async def unharmed(**fields: object) -> AsyncIterator[tuple[str, Service]]:
 async def test_an_attack_ends_its_connection_alone(data: bytes) -> None:
     async with unharmed() as (url, _):
         for _ in range(3):
-            await answer_to(url, data)
+            with trio.move_on_after(0.5):
+                await answer_to(url, data)
 
 
 @pytest.mark.system
 async def test_upgrades_are_not_taken_up() -> None:
     async with unharmed() as (url, _):
         for data in (WEBSOCKET, ATTACKS["h2c with settings that are none"]):
-            assert (await answer_to(url, data)).startswith(b"HTTP/1.1 200 ")
+            asked = data.replace(b": Upgrade\r", b": Upgrade, close\r")
+            assert (await answer_to(url, asked)).startswith(b"HTTP/1.1 200 ")
         assert (await answer_to(url, PREFACE)).startswith(b"HTTP/1.1 400 ")
 
 
@@ -160,7 +163,7 @@ async def test_too_many_connections_are_told_so() -> None:
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"Retry-After" in answer
         await until(lambda: not service.n_connections)
-        assert (await answer_to(url, HEALTH)).startswith(b"HTTP/1.1 200 ")
+        assert (await answer_to(url, LAST)).startswith(b"HTTP/1.1 200 ")
 
 
 HALF = b"GET /health HTTP/1.1\r\nHost: local"
@@ -179,8 +182,7 @@ async def test_connections_that_wait_for_their_clients_make_room(sent: bytes) ->
         if sent.startswith(HEALTH):
             assert (await first.receive_some()).startswith(b"HTTP/1.1 200 ")
         await until(lambda: service.n_connections == 2)
-        for _ in range(3):
-            assert (await answer_to(url, HEALTH)).startswith(b"HTTP/1.1 200 ")
+        assert (await answer_to(url, LAST)).startswith(b"HTTP/1.1 200 ")
         with patiently():
             while await first.receive_some():
                 pass  # it is closed, and the stream is not
@@ -537,7 +539,9 @@ async def test_chunks_are_handed_over_together(monkeypatch: pytest.MonkeyPatch) 
     data = b'{"content": "%b"}' % (b"a" * 3000)
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in data)
     async with serving_script() as (url, _):
-        answer = await answer_to(url, CHUNKED + chunks + b"0\r\n\r\n")
+        answer = await answer_to(
+            url, CHUNKED[:-2] + b"Connection: close\r\n\r\n" + chunks + b"0\r\n\r\n"
+        )
     assert answer.partition(b"\r\n\r\n")[2].count(b"97") == 3000
     assert sum(sizes) == len(data)
     assert len(sizes) < len(data) / 50
