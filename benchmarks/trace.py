@@ -148,7 +148,7 @@ class Recorder:
 
         async def with_note(connection: object, event: Any) -> None:
             marks, data = self._current.get(None), getattr(event, "data", b"")
-            if marks is not None and "delivered" in marks and data and data[:5] != b"HTTP/":
+            if marks is not None and "delivered" in marks and b"data: " in data:
                 marks.setdefault("written", perf_counter())
             await inner(connection, event)
 

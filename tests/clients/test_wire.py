@@ -15,7 +15,7 @@ import httpx
 import pytest
 import trio
 
-from tests.support.attacks import ATTACKS, answer_to, send_mutated
+from tests.support.attacks import ATTACKS, attack, send_mutated
 from tests.support.http_server import post
 from tests.support.waiting import patiently
 
@@ -69,7 +69,7 @@ async def test_no_connection_ends_the_process(tmp_path: Path, command: str) -> N
     async with serving(tmp_path, command) as (url, pid):
         async with trio.open_nursery() as nursery:
             for data in ATTACKS.values():
-                nursery.start_soon(answer_to, url, data)
+                nursery.start_soon(attack, url, data)
         for seed in range(40):
             await send_mutated(url, seed)
         async with httpx.AsyncClient(timeout=60) as client:

@@ -60,7 +60,7 @@ def test_what_cannot_be_served_is_told_in_one_line(tmp_path: Path) -> None:
     assert result.stderr.startswith("trioserve: the certificate or its key cannot be used: ")
     assert result.stderr.count("\n") == 1
     for argv, problem in (
-        (["--mcp-servers-config", "no.json"], "--mcp-servers-config, the file no.json, cannot be "),
+        (["--mcp-servers-config", "no.json"], "--mcp-servers-config: no.json cannot be read: "),
         (
             ["-m", "no/model", "--offline"],
             "no/model is not in the cache, and nothing is downloaded",

@@ -99,6 +99,12 @@ async def answer_to(url: str, data: bytes) -> bytes:
     return received
 
 
+async def attack(url: str, data: bytes) -> None:
+    """Send bytes, and read for a moment, whether or not there is an answer."""
+    with trio.move_on_after(0.5):
+        await answer_to(url, data)
+
+
 async def send_mutated(url: str, seed: int, header: bytes = b"") -> list[int]:
     """Send one mutated request, and leave at once, after the answer, or in between.
 

@@ -19,7 +19,7 @@ from hypercorn.events import RawData, Updated
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.support.attacks import ATTACKS, PREFACE, WEBSOCKET, answer_to, send_all_mutated
+from tests.support.attacks import ATTACKS, PREFACE, WEBSOCKET, answer_to, attack, send_all_mutated
 from tests.support.http_server import (
     chunks_of,
     connected,
@@ -74,8 +74,7 @@ async def unharmed(**fields: object) -> AsyncIterator[tuple[str, Service]]:
 async def test_an_attack_ends_its_connection_alone(data: bytes) -> None:
     async with unharmed() as (url, _):
         for _ in range(3):
-            with trio.move_on_after(0.5):
-                await answer_to(url, data)
+            await attack(url, data)
 
 
 @pytest.mark.system
