@@ -22,6 +22,7 @@ from tests.support.scripted_children import (
     ScriptedProcess,
     entry,
 )
+from tests.support.waiting import until
 from trioserve.cli.progress import StatusPipe
 from trioserve.cli.serving import _tell_usage
 from trioserve.errors import (
@@ -398,6 +399,24 @@ async def test_who_waits_for_a_model_that_is_gone_is_told() -> None:
         launcher.last("b").say("ready", info={})
         await wait_all_tasks_blocked()
         assert kept.child is not None and len(launcher.started) == 3
+
+
+async def test_a_model_that_is_gone_as_its_process_dies_is_not_started_again() -> None:
+    launcher = ScriptedLauncher(needs={"a": 1, "b": 1})
+    catalog = ScriptedCatalog(A, B)
+    async with Fleet(catalog, max_memory=10, launcher=launcher) as fleet:  # type: ignore[arg-type]
+        async with fleet.use(A):
+            pass
+        dying = launcher.last("a")
+        dying.die(1)
+        await wait_all_tasks_blocked()
+        catalog.next = {"b": B}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fleet.reload)
+            await until(lambda: fleet.state("a").pid is None)
+            dying.fall_silent()
+        with pytest.raises(InvalidRequestError, match="not running"):
+            await fleet.unload(A)  # so nothing that waits for its place holds up others
 
 
 # -- processes that fail, die or hang

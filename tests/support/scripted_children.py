@@ -80,10 +80,17 @@ class ScriptedProcess:
 
     def end(self, code: int) -> None:
         if self._code is None:
-            self._code = code
-            self.status.put_eof()
-            self.log.put_eof()
-            self._ended.set()
+            self.die(code)
+            self.fall_silent()
+
+    def die(self, code: int) -> None:
+        """End, while others that it has started keep its log open."""
+        self._code = code
+        self._ended.set()
+
+    def fall_silent(self) -> None:
+        self.status.put_eof()
+        self.log.put_eof()
 
     # -- what the router does with it
 

@@ -424,7 +424,8 @@ class Fleet(EnteredOnce):
         if child.failed and self._is_open:
             _log.error("the process of a model has ended", model=child.name, reason=reason,
                        exit_code=child.exit_code)  # fmt: skip
-            self._recover(model, reason, was_ready=child.was_ready)
+            if self._models.get(child.name) is model:  # it was not removed meanwhile
+                self._recover(model, reason, was_ready=child.was_ready)
         self._turn()
 
     def _recover(self, model: _Model, reason: str, *, was_ready: bool) -> None:
