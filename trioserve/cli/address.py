@@ -45,26 +45,28 @@ def place_of(value: str) -> tuple[str, int]:
 
 @attrs.frozen
 class Address:
-    """The address of a server: a host and a port, or the path of a Unix socket."""
+    """The address of a server: a host and a port, or the path of a Unix socket, and its API key."""
 
     host: str
     port: int
     prefix: str
     is_secure: bool
+    api_key: str | None = attrs.field(default=None, repr=False)
 
     @classmethod
     def of(cls, url: str | None, config: Config) -> Address:
-        """The address from ``--url``; None: the one in the configuration.
+        """The address from ``--url``; None: the one in the configuration, which has the key.
 
         Raises:
             ConfigError: the URL is invalid.
         """
+        key = next(iter(config.api_keys), None)
         if url is None:
             host = config.host.split(",")[0].strip()
             host = "127.0.0.1" if host in _ANYWHERE else host
-            return cls(host, config.port, config.api_prefix, config.ssl_cert_file is not None)
+            return cls(host, config.port, config.api_prefix, config.ssl_cert_file is not None, key)
         if url.endswith(".sock"):
-            return cls(url, 0, config.api_prefix, is_secure=False)
+            return cls(url, 0, config.api_prefix, is_secure=False, api_key=key)
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -75,7 +77,7 @@ class Address:
             raise ConfigError(
                 f"--url must be an address such as http://127.0.0.1:8080, not {url!r}"
             )
-        return cls(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https")
+        return cls(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https", key)
 
     @property
     def socket_path(self) -> str | None:

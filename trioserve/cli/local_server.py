@@ -61,20 +61,18 @@ class Props(msgspec.Struct):
     is_toy: bool = False
 
 
-def client_of(
-    address: Address, api_key: str | None, **options: int
-) -> AbstractAsyncContextManager[ServerClient]:
+def client_of(address: Address, **options: int) -> AbstractAsyncContextManager[ServerClient]:
     """Give a client of the server at an address; see `connected_to` for the options."""
     return connected_to(
         address.url,
         socket_path=address.socket_path,
-        api_key=api_key,
+        api_key=address.api_key,
         name=f"The server at {address}",
         **options,
     )
 
 
-async def asked(address: Address, path: str, api_key: str | None, form: type[T]) -> T:
+async def asked(address: Address, path: str, form: type[T]) -> T:
     """Ask a server about itself.
 
     Raises:
@@ -82,13 +80,13 @@ async def asked(address: Address, path: str, api_key: str | None, form: type[T])
     """
     late = f"The server at {address} has not answered after {_PATIENCE:g} seconds."
     with deadline_scope(trio.current_time() + _PATIENCE, late):
-        async with client_of(address, api_key) as client:
+        async with client_of(address) as client:
             return await client.ask(path, form=form, most=MAX_BYTES)
 
 
-async def models_at(address: Address, api_key: str | None) -> Sequence[Model]:
+async def models_at(address: Address) -> Sequence[Model]:
     """List the models of a server. Raises as `asked`."""
-    return (await asked(address, "/v1/models", api_key, Models)).data
+    return (await asked(address, "/v1/models", Models)).data
 
 
 def only(models: Sequence[Model]) -> str:

@@ -133,9 +133,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
                     address = await stack.enter_async_context(started(flags, config, environ))
                 else:
                     address = Address.of(url, config)
-                key = next(iter(config.api_keys), None)
                 # A server may close a kept connection just as the next request goes out.
-                client = await stack.enter_async_context(client_of(address, key, n_kept=0))
+                client = await stack.enter_async_context(client_of(address, n_kept=0))
                 await batch.run(client, config.parallel)
 
         code = run_until_signal(work) if batch.left else 0

@@ -182,7 +182,6 @@ async def servers_of(
         ConfigError: a server has several models, and none is named.
         TrioServeError: one of them cannot be started, or does not answer.
     """
-    key = next(iter(config.api_keys), None)
     async with AsyncExitStack() as stack:
         if options.url is not None:
             address = Address.of(options.url, config)
@@ -200,12 +199,12 @@ async def servers_of(
         seed = secrets.token_hex(4)
         servers: list[Server] = []
         for name, one, model in addresses:
-            models = await models_at(one, key)
+            models = await models_at(one)
             chosen = only(models) if model is None else named(models, model)
             if chosen is None:
                 raise ConfigError(f"{one} has no model {model}")
             # Other servers may close a kept connection just as the next request goes out.
-            client = await stack.enter_async_context(client_of(one, key, n_kept=0))
+            client = await stack.enter_async_context(client_of(one, n_kept=0))
             server = Server(
                 name=name.removeprefix("http://"),
                 client=client,

@@ -196,7 +196,7 @@ class AgentServer:
             yield await self._load(*running)
             return
         async with started(self.flags, self.config, self.environ) as address:
-            yield await self._load(address, only(await models_at(address, self._key)))
+            yield await self._load(address, only(await models_at(address)))
 
     async def _running(self) -> tuple[Address, str] | None:
         """Look for a server that has the model; None if one is to be started.
@@ -211,7 +211,7 @@ class AgentServer:
                 raise ConfigError("agents need an address with a port; --url names a Unix socket")
             return None
         try:
-            models = await models_at(address, self._key)
+            models = await models_at(address)
         except TrioServeError:
             if self.url is not None:
                 raise
@@ -224,7 +224,7 @@ class AgentServer:
 
     async def _load(self, address: Address, model: str) -> Endpoint:
         """Ask for the properties of a model, which a router loads for that."""
-        async with client_of(address, self._key) as client:
+        async with client_of(address) as client:
             with ProgressReport(sys.stderr, n_log_lines=0) as report:
                 report.tell(0.0, f"Loading {model}", "loading")
                 path = f"/props?model={quote(model)}"
@@ -235,9 +235,5 @@ class AgentServer:
             context=props.default_generation_settings.n_ctx,
             sees_images=props.modalities.vision,
             is_toy=props.is_toy,
-            api_key=self._key or NO_KEY,
+            api_key=address.api_key or NO_KEY,
         )
-
-    @property
-    def _key(self) -> str | None:
-        return next(iter(self.config.api_keys), None)

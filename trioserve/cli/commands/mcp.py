@@ -61,8 +61,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             raise ConfigError("keys_file has no effect without --http: leave it out")
         models = _own(parsed.config, keys, words, environ)
     else:
-        address, api_key = Address.of(url, parsed.config), next(iter(parsed.config.api_keys), None)
-        models = models_of_server(address.url, socket_path=address.socket_path, api_key=api_key)
+        address = Address.of(url, parsed.config)
+        models = models_of_server(
+            address.url, socket_path=address.socket_path, api_key=address.api_key
+        )
     with ExitStack() as closing:
         if http is None:
             serve: Serve = partial(_serve_stdio, *closing.enter_context(taken()))

@@ -37,14 +37,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     words, switches = take(argv, "--all")
     url, flags = take_value("--url", words)
-    config = parse(flags, environ).config
-    address, key = Address.of(url, config), next(iter(config.api_keys), None)
+    address = Address.of(url, parse(flags, environ).config)
     found: list[tuple[str, str, str, str]] = []
 
     async def look() -> None:
-        listed = await models_at(address, key)
+        listed = await models_at(address)
         try:
-            running = await asked(address, "/api/ps", key, _Running)
+            running = await asked(address, "/api/ps", _Running)
         except TrioServeError:  # a server of another kind
             running = _Running()
         found.extend(_rows(listed, running.models))

@@ -15,16 +15,17 @@ import attrs
 import trio
 
 from trioserve.chat.messages import Image
-from trioserve.cli.address import take_value
+from trioserve.cli.address import Address, take_value
 from trioserve.cli.agents import Endpoint
 from trioserve.cli.commands import parse_flags
 from trioserve.cli.commands.launch import AgentServer
+from trioserve.cli.local_server import client_of
 from trioserve.cli.signals import run_foreground
 from trioserve.concurrency import alongside
 from trioserve.errors import ConfigError, TrioServeError, first_error
 from trioserve.models import EXAMPLE_PROMPTS, TOY
 from trioserve.router.answers import AnswerEvent, Delta
-from trioserve.router.client import ServerClient, connected_to
+from trioserve.router.client import ServerClient
 
 #: The parameters that ``/set`` takes, by their names in Ollama where it has others.
 _SETTINGS: Mapping[str, tuple[str, type[int] | type[float]]] = {
@@ -88,11 +89,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], str]:
 async def _run(server: AgentServer, prompt: str) -> int:
     async with (
         server.endpoint() as endpoint,
-        connected_to(
-            endpoint.url,
-            api_key=next(iter(server.config.api_keys), None),
-            name=f"The server at {endpoint.url}",
-        ) as client,
+        client_of(Address.of(endpoint.url, server.config)) as client,
     ):
         chat = TerminalChat(client, endpoint.model, sys.stdout)
         async with alongside(partial(_stop_answers, chat)):

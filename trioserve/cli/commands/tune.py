@@ -175,10 +175,9 @@ class Tuning:
     async def _started(self, more: Flags) -> AsyncIterator[Server]:
         flags = [*self.flags, *more]
         config = parse(flags, self.environ).config
-        key = next(iter(config.api_keys), None)
         async with started(flags, config, self.environ) as address:
-            model = only(await models_at(address, key))
-            async with client_of(address, key) as client:
+            model = only(await models_at(address))
+            async with client_of(address) as client:
                 server = Server(name=" ".join(more), client=client, model=model, seed=self._seed)
                 server = await server.calibrated()
                 # A new server is slower until it knows the machine.

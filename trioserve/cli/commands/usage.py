@@ -73,8 +73,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     start = day_before(end, _days(given["--since"]) - 1)
     if (store := given["--store"]) is None:
         config = parse(words, environ).config
-        address = Address.of(given["--url"], config)
-        rows = _ask(address, next(iter(config.api_keys), None), start, end, groups)
+        rows = _ask(Address.of(given["--url"], config), start, end, groups)
     elif words or given["--url"] is not None:
         raise ConfigError(f"usage: --store takes no {' '.join(words) or '--url'} beside it")
     else:
@@ -111,16 +110,14 @@ def _read(path: str, start: str, end: str, groups: Sequence[str]) -> list[dict[s
     return usage(path, UsageQuery(start=start, end=end, groups=cast(Sequence[Group], groups)))
 
 
-def _ask(
-    address: Address, api_key: str | None, start: str, end: str, groups: Sequence[str]
-) -> list[dict[str, Any]]:
+def _ask(address: Address, start: str, end: str, groups: Sequence[str]) -> list[dict[str, Any]]:
     path = f"/v1/usage?start={start}&end={end}&group_by={','.join(groups)}&limit={_PAGE}"
     rows: list[_Row] = []
 
     async def look() -> None:
         after = ""
         for _ in range(_MAX_PAGES):
-            page = await asked(address, path + after, api_key, _Usage)
+            page = await asked(address, path + after, _Usage)
             rows.extend(page.data)
             if not page.has_more:
                 return
