@@ -151,7 +151,7 @@ def with_files(flags: Sequence[str], config: Config, environ: Mapping[str, str])
     if name is None or name.endswith(".gguf") or Path(name).exists():
         return flags
     try:
-        entry = find_named(Catalog.of(config, flags, environ).entries, name, ("case", "part"))
+        entry = find_named(Catalog(config, flags, environ).entries, name, ("case", "part"))
     except UnknownModelError:
         if Path(name).name == name:
             raise

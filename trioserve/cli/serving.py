@@ -470,7 +470,7 @@ def catalog_of(
     if config.model_named is None:
         from trioserve.models.catalog import Catalog
 
-        catalog = Catalog.of(config, argv, environ)
+        catalog = Catalog(config, argv, environ)
         # A program that watches this process, as `trioserve launch` does, already is what a router
         # would be for a single model.
         if not watched or len(catalog.entries) > 1 or config.models_dir or config.models_preset:

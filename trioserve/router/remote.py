@@ -27,6 +27,7 @@ from trioserve.chat.deltas import (
 )
 from trioserve.chat.messages import Audio, text_part
 from trioserve.concurrency import EnteredOnce, Feed
+from trioserve.config import Config
 from trioserve.errors import (
     InvalidMediaError,
     UnavailableError,
@@ -299,12 +300,11 @@ class ChildModels(EnteredOnce, Mapping[str, "RemoteServer"]):
         max_loaded: int = 4,
         max_memory: int = 0,
     ) -> None:
-        self._find = partial(
-            Catalog,
-            models_dir=None if models_dir is None else Path(models_dir),
-            models_preset=None if models_preset is None else Path(models_preset),
-            own_args=flags,
+        config = Config(
+            models_dir=None if models_dir is None else str(models_dir),
+            models_preset=None if models_preset is None else str(models_preset),
         )
+        self._find = partial(Catalog, config, flags)
         self._open = partial(Fleet, max_models=max_loaded, max_memory=max_memory)
         self._fleet: Fleet | None = None
 

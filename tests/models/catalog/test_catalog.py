@@ -31,10 +31,10 @@ def cached(monkeypatch: pytest.MonkeyPatch) -> list[HubModel]:
     """What is in the hub's cache; a test may add to it."""
     models: list[HubModel] = []
 
-    def find(reference: Any, _folder: Path | None) -> HubModel | None:
+    def find(reference: Any) -> HubModel | None:
         return next((one for one in models if one.name == str(reference)), None)
 
-    monkeypatch.setattr(module, "cached_models", lambda _: models)
+    monkeypatch.setattr(module, "cached_models", lambda: models)
     monkeypatch.setattr(module, "find", find)
     return models
 
@@ -49,12 +49,8 @@ def hub_model(tmp_path: Path, name: str) -> HubModel:
 def catalog(tmp_path: Path, *argv: str, preset: str = "", **environ: str) -> Catalog:
     (tmp_path / "models").mkdir(exist_ok=True)
     (tmp_path / "models.ini").write_text(preset, encoding="utf-8")
-    return Catalog(
-        models_dir=tmp_path / "models",
-        models_preset=tmp_path / "models.ini",
-        own_args=argv,
-        environ=environ,
-    )
+    where = Config(models_dir=str(tmp_path / "models"), models_preset=str(tmp_path / "models.ini"))
+    return Catalog(where, argv, environ)
 
 
 def local(tmp_path: Path, name: str) -> Path:
@@ -70,7 +66,7 @@ def config(entry: ModelEntry, environ: Mapping[str, str] = {}) -> Config:
 
 
 def test_the_bundled_model_is_always_there() -> None:
-    made = Catalog()
+    made = Catalog(Config())
     assert list(made.entries) == ["bundled"]
     entry = made.find(None)
     assert (entry.source, entry.path, entry.size) == (
@@ -193,7 +189,7 @@ def test_settings_of_the_router(tmp_path: Path) -> None:
     assert (entry.stop_timeout, entry.load_on_startup) == (7, True)
     assert entry.mmproj == Path("p.gguf")
     assert (made.entries["n"].stop_timeout, made.entries["n"].load_on_startup) == (1, False)
-    assert Catalog().entries["bundled"].stop_timeout == 10
+    assert Catalog(Config()).entries["bundled"].stop_timeout == 10
 
 
 def test_the_projector_beside_a_model_is_used(
@@ -246,9 +242,9 @@ def test_presets_that_cannot_be(tmp_path: Path, preset: str, problem: str) -> No
 
 
 def test_the_default_has_to_be_there(tmp_path: Path) -> None:
-    assert Catalog(default="bundled").find("gpt-5").name == "bundled"
+    assert Catalog(Config(models_default="bundled")).find("gpt-5").name == "bundled"
     with pytest.raises(ConfigError, match="models_default: there is no model 'none'"):
-        Catalog(default="none")
+        Catalog(Config(models_default="none"))
 
 
 def test_a_reload_tells_what_is_different(tmp_path: Path) -> None:
@@ -282,13 +278,13 @@ def test_it_is_made_of_a_configuration(tmp_path: Path) -> None:
     local(tmp_path, "m")
     flags = ("--models-dir", str(tmp_path / "models"), "--models-match", "exact", "-np", "3")
     parsed = parse((*flags, "--models-default", "m"), {}).config
-    made = Catalog.of(parsed, flags, {"LLAMA_ARG_CTX_SIZE": "512"})
+    made = Catalog(parsed, flags, {"LLAMA_ARG_CTX_SIZE": "512"})
     assert made.find("M").name == made.find(None).name == "m"
     assert (config(made.find("m")).parallel, config(made.find("m")).ctx_size) == (3, 512)
 
 
 def test_the_bundled_model_has_its_projector() -> None:
-    for made in (Catalog(environ={}), one_model()):
+    for made in (Catalog(Config(), environ={}), one_model()):
         (entry,) = made.entries.values()
         assert config(entry).mmproj == str(BUNDLED_PROJECTOR)
     (entry,) = one_model("--no-mmproj").entries.values()
@@ -361,11 +357,11 @@ def test_variables_are_handed_on_once() -> None:
         "TRIOSERVE_API_KEYS": "k.toml",
         "TRIOSERVE_API_KEY_WEIGHTS": "1.0,2.5",
     }
-    made = Catalog(environ={"LLAMA_API_KEY": "secret", "LLAMA_ARG_NO_JINJA": "0"})
+    made = Catalog(Config(), environ={"LLAMA_API_KEY": "secret", "LLAMA_ARG_NO_JINJA": "0"})
     assert "secret" not in made.entries["bundled"].args
     assert not config(made.entries["bundled"]).jinja
     for argv, name in (((), "HF_TOKEN"), (("-hft", "secret"), "OTHER")):
-        made = Catalog(own_args=argv, environ={name: "secret"})
+        made = Catalog(Config(), argv, {name: "secret"})
         assert "secret" not in made.entries["bundled"].args
         assert made.environment["HF_TOKEN"] == "secret"
 
@@ -373,7 +369,7 @@ def test_variables_are_handed_on_once() -> None:
 def test_models_run_the_tools_of_their_router() -> None:
     servers = '{"mcpServers": {"a": {"command": "b", "env": {"KEY": "secret"}}}}'
     flags = ("--tools", "read_file,get_info", "--tools-dir", "/usr", "--mcp-servers-json", servers)
-    made = Catalog(own_args=flags, environ={"LLAMA_ARG_TOOLS_RUNTIME": "ssh:a"})
+    made = Catalog(Config(), flags, {"LLAMA_ARG_TOOLS_RUNTIME": "ssh:a"})
     args = made.entries["bundled"].args
     assert not any("secret" in word for word in args)  # everybody may see them
     read = parse(args, made.environment).config

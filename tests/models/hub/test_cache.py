@@ -25,6 +25,12 @@ from trioserve.models.hub.cache import (
 OLD, NEW = "a" * 40, "b" * 40
 
 
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the cache in the folder of the test."""
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
+
+
 def put(cache: Path, repo: str, files: Mapping[str, bytes], commit: str = OLD) -> Path:
     """Lay files down as huggingface_hub does; returns the folder of the repository."""
     folder = cache / f"models--{repo.replace('/', '--')}"
@@ -40,15 +46,16 @@ def put(cache: Path, repo: str, files: Mapping[str, bytes], commit: str = OLD) -
     return folder
 
 
-def names(cache: Path) -> list[str]:
-    return [model.name for model in cached_models(cache)]
+def names() -> list[str]:
+    return [model.name for model in cached_models()]
 
 
 SPLIT = {f"big-BF16-0000{i}-of-00002.gguf": b"part%d" % i for i in (1, 2)}
 
 
-def test_no_cache_has_no_models(tmp_path: Path) -> None:
-    assert cached_models(tmp_path / "nowhere") == []
+def test_no_cache_has_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "nowhere"))
+    assert cached_models() == []
 
 
 def test_models_that_another_tool_has_left(tmp_path: Path) -> None:
@@ -57,7 +64,7 @@ def test_models_that_another_tool_has_left(tmp_path: Path) -> None:
     (tmp_path / "datasets--user--repo").mkdir()
     (tmp_path / "models--odd").mkdir()
     (tmp_path / "version.txt").write_text("1")
-    split, model = cached_models(tmp_path)
+    split, model = cached_models()
     snapshot = folder / "snapshots" / OLD
     assert (model.name, model.size) == ("user/repo:Q4_K_M", 4)
     assert model.files == (snapshot / "model-Q4_K_M.gguf",)
@@ -68,86 +75,86 @@ def test_models_that_another_tool_has_left(tmp_path: Path) -> None:
 
 def test_a_name_without_a_quantization(tmp_path: Path) -> None:
     put(tmp_path, "user/repo", {"model.gguf": b"x"})
-    assert names(tmp_path) == ["user/repo"]
+    assert names() == ["user/repo"]
 
 
 def test_what_is_not_complete_is_no_model(tmp_path: Path) -> None:
     folder = put(tmp_path, "user/repo", SPLIT | {"model-Q8_0.gguf": b"eight"})
     (folder / "blobs" / sha256(b"part2")).unlink()
     (folder / "blobs" / f"{sha256(b'eight')}").rename(folder / "blobs" / "x.incomplete")
-    assert names(tmp_path) == []
-    assert find(HubReference("user/repo"), tmp_path) is None
+    assert names() == []
+    assert find(HubReference("user/repo")) is None
 
 
 def test_of_several_commits_the_newest_counts(tmp_path: Path) -> None:
     put(tmp_path, "user/repo", {"m-Q8_0.gguf": b"old", "m-F16.gguf": b"old16"})
     folder = put(tmp_path, "user/repo", {"m-Q8_0.gguf": b"new"}, NEW)
-    half, eight = cached_models(tmp_path)
+    half, eight = cached_models()
     assert (eight.name, eight.files[0].read_bytes()) == ("user/repo:Q8_0", b"new")
     assert (half.name, half.files[0].parent.name) == ("user/repo:F16", OLD)
     (folder / "refs" / "main").write_text(OLD)
-    assert cached_models(tmp_path)[1].files[0].read_bytes() == b"old"
+    assert cached_models()[1].files[0].read_bytes() == b"old"
 
 
 def test_finding_by_quantization_and_by_file(tmp_path: Path) -> None:
     put(tmp_path, "user/repo", {"m-F16.gguf": b"16", "m-Q8_0.gguf": b"8", "mmproj.gguf": b"p"})
 
     def found(quant: str | None = None, file: str | None = None) -> str | None:
-        model = find(HubReference("user/repo", quant, file), tmp_path)
+        model = find(HubReference("user/repo", quant, file))
         return model and model.files[0].name
 
     assert (found(), found("f16"), found("Q4_0")) == ("m-Q8_0.gguf", "m-F16.gguf", None)
     assert (found(file="m-F16.gguf"), found(file="x.gguf")) == ("m-F16.gguf", None)
     assert found(file="mmproj.gguf") == "mmproj.gguf"
-    assert find(HubReference("user/other"), tmp_path) is None
+    assert find(HubReference("user/other")) is None
 
 
 def test_removing_a_model_leaves_the_others(tmp_path: Path) -> None:
     folder = put(tmp_path, "user/repo", SPLIT | {"m-Q8_0.gguf": b"8", "config.json": b"{}"})
-    removed = remove(HubReference("user/repo", "bf16"), tmp_path)
+    removed = remove(HubReference("user/repo", "bf16"))
     assert (removed.name, removed.size) == ("user/repo:BF16", 10)
-    assert names(tmp_path) == ["user/repo:Q8_0"]
+    assert names() == ["user/repo:Q8_0"]
     assert {one.name for one in (folder / "blobs").iterdir()} == {sha256(b"8"), sha256(b"{}")}
 
 
 def test_removing_one_of_several_needs_its_name(tmp_path: Path) -> None:
     put(tmp_path, "user/repo", {"m-Q8_0.gguf": b"8", "m-F16.gguf": b"16"})
     with pytest.raises(UnknownQuantError, match="several models of user/repo: user/repo:F16, user"):
-        remove(HubReference("user/repo"), tmp_path)
+        remove(HubReference("user/repo"))
     with pytest.raises(UnknownQuantError, match="no model with the quantization Q2_K; it has F16"):
-        remove(HubReference("user/repo", "Q2_K"), tmp_path)
-    assert len(names(tmp_path)) == 2
+        remove(HubReference("user/repo", "Q2_K"))
+    assert len(names()) == 2
 
 
 @pytest.mark.parametrize("quant", ["Q4_XS", "4_XS", "S"])
 def test_removing_takes_the_whole_name_of_a_quantization(tmp_path: Path, quant: str) -> None:
     put(tmp_path, "user/repo", {"m-IQ4_XS.gguf": b"4"})
     with pytest.raises(UnknownQuantError, match=f"no model user/repo:{quant}; those of user/repo"):
-        remove(HubReference("user/repo", quant), tmp_path)
-    assert names(tmp_path) == ["user/repo:IQ4_XS"]
-    remove(HubReference("user/repo", "iq4_xs"), tmp_path)
-    assert names(tmp_path) == []
+        remove(HubReference("user/repo", quant))
+    assert names() == ["user/repo:IQ4_XS"]
+    remove(HubReference("user/repo", "iq4_xs"))
+    assert names() == []
 
 
 def test_removing_the_last_model_removes_its_folder(tmp_path: Path) -> None:
     folder = put(tmp_path, "user/repo", {"m-Q8_0.gguf": b"8", "mmproj-F16.gguf": b"p"})
     (folder / "blobs" / "cut.incomplete").write_bytes(b"part")
-    remove(HubReference("user/repo"), tmp_path)
+    remove(HubReference("user/repo"))
     assert not folder.exists()
     with pytest.raises(HubNotFoundError, match="user/repo is not in the cache"):
-        remove(HubReference("user/repo"), tmp_path)
+        remove(HubReference("user/repo"))
 
 
 def test_removing_leaves_what_is_not_ours(tmp_path: Path) -> None:
     folder = put(tmp_path, "user/repo", {"m-Q8_0.gguf": b"8", "model.safetensors": b"theirs"})
-    remove(HubReference("user/repo"), tmp_path)
+    remove(HubReference("user/repo"))
     assert (folder / "snapshots" / OLD / "model.safetensors").read_bytes() == b"theirs"
 
 
 def test_removing_an_older_commit_keeps_what_both_share(tmp_path: Path) -> None:
     put(tmp_path, "user/repo", {"m-Q8_0.gguf": b"8"})
     folder = put_again(tmp_path, {"n-Q8_0.gguf": b"8"})
-    remove(HubReference("user/repo", file="m-Q8_0.gguf"), tmp_path)
+    remove(HubReference("user/repo", file="m-Q8_0.gguf"))
     assert (folder / "snapshots" / NEW / "n-Q8_0.gguf").read_bytes() == b"8"
 
 
@@ -159,7 +166,7 @@ def test_removing_what_was_never_finished(tmp_path: Path) -> None:
     folder = tmp_path / "models--user--repo"
     (folder / "blobs").mkdir(parents=True)
     (folder / "blobs" / "abc.incomplete").write_bytes(b"part")
-    removed = remove(HubReference("user/repo"), tmp_path)
+    removed = remove(HubReference("user/repo"))
     assert (removed.files, removed.size) == ((), 4)
     assert not folder.exists()
 
@@ -174,7 +181,7 @@ def test_a_model_that_is_being_downloaded_is_not_removed(tmp_path: Path) -> None
         FileLock(folder.lock("abc")),
         pytest.raises(HubError, match="user/repo is being downloaded"),
     ):
-        remove(HubReference("user/repo"), tmp_path)
+        remove(HubReference("user/repo"))
     assert part.exists()
 
 
@@ -190,7 +197,7 @@ def test_where_there_are_no_links_files_are_moved(
     monkeypatch.setattr(Path, "symlink_to", refuse)
     folder.link(OLD, "m-Q8_0.gguf", "abc")
     assert not folder.blob("abc").exists()
-    assert names(tmp_path) == ["user/repo:Q8_0"]
+    assert names() == ["user/repo:Q8_0"]
 
 
 # -- what the environment says

@@ -101,9 +101,10 @@ async def test_a_hub_with_a_certificate(
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     with running_hub(security) as secure:
         secure.add("user/repo", {"m-Q8_0.gguf": b"x" * 5000})
+        monkeypatch.setenv("HF_ENDPOINT", secure.url)
         reference = HubReference("user/repo")
         with pytest.raises(HubUnavailableError, match=r"cannot be reached: .*certificate"):
-            await pull(reference, endpoint=secure.url)
+            await pull(reference)
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-        model = await pull(reference, endpoint=secure.url)
+        model = await pull(reference)
     assert model.files[0].read_bytes() == b"x" * 5000

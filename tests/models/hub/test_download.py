@@ -14,6 +14,7 @@ import pytest
 from tests.hub.server import sha256
 from trioserve.errors import DiskFullError, HashMismatchError, HubError
 from trioserve.models.hub import download as module
+from trioserve.models.hub.client import RemoteFile
 from trioserve.models.hub.download import PartialFile
 
 CONTENT = b"0123456789" * 100
@@ -29,7 +30,8 @@ def opened(tmp_path: Path) -> Iterator[Opened]:
 
         def open_one(size: int | None = len(CONTENT)) -> PartialFile:
             digest = None if size is None else sha256(CONTENT)
-            partial = PartialFile(tmp_path / "x.incomplete", name="x", size=size, digest=digest)
+            source = RemoteFile(name="x", url="", size=size, digest=digest)
+            partial = PartialFile(tmp_path / "x.incomplete", source)
             closing.callback(partial.close)
             while partial.read_on():
                 pass

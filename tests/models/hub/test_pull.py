@@ -228,9 +228,10 @@ async def test_a_hub_that_is_busy_is_asked_again(hub: Hub) -> None:
     assert caught.value.retry_after == 3600
 
 
-async def test_a_hub_that_is_not_there(hub: Hub) -> None:
+async def test_a_hub_that_is_not_there(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(HubUnavailableError, match=r"127\.0\.0\.1:9 cannot be reached: "):
-        await pulled(endpoint="http://127.0.0.1:9")
+        await pulled()
 
 
 # -- cancelled, killed, and continued
@@ -400,7 +401,7 @@ async def test_the_token_stays_with_the_hub(hub: Hub, monkeypatch: pytest.Monkey
     assert sent == {"hub": "Bearer hf_secret", "cdn": None}
 
 
-async def test_what_does_not_answer_as_a_hub(hub: Hub) -> None:
+async def test_what_does_not_answer_as_a_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.failures = [(200, {})]
     with pytest.raises(HubError, match="does not answer as the hub does; look at HF_ENDPOINT"):
         await pulled()
@@ -408,8 +409,9 @@ async def test_what_does_not_answer_as_a_hub(hub: Hub) -> None:
     with pytest.raises(HubError, match="answers with status 418"):
         await pulled()
     for endpoint in ("ftp://x", "nonsense", "http://[x"):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
         with pytest.raises(HubError, match="is not an address that begins with http"):
-            await pulled(endpoint=endpoint)
+            await pulled()
 
 
 async def test_paths_that_lead_out_of_the_cache_are_left_out(hub: Hub, cache: Path) -> None:

@@ -339,7 +339,7 @@ def _models(config: Config, argv: Sequence[str], environ: Mapping[str, str]) -> 
     """The models in the catalog."""
     try:
         with _collected(logging.getLogger("trioserve.models.catalog")) as warnings:
-            catalog = Catalog.of(config, argv, environ)
+            catalog = Catalog(config, argv, environ)
     except TrioServeError as error:
         yield Finding(Level.PROBLEM, "models", error.message)
         return

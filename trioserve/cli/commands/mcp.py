@@ -82,7 +82,7 @@ def _own(
     from trioserve.mcp_server.models import models_of_catalog
 
     if config.model_named is None and not config.rpc:
-        catalog = Catalog.of(config, words, environ)
+        catalog = Catalog(config, words, environ)
     else:
         if is_local(config):
             with gguf.read(resolve(config.model)):  # report a bad file now, not at the first call

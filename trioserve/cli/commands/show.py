@@ -83,7 +83,7 @@ def _config(name: str | None, flags: Sequence[str], environ: Mapping[str, str]) 
     if name is None or Path(name).is_file():
         model = () if name is None else ("--model", name)
         return on_disk(parse([*flags, *model], environ).config)
-    catalog = Catalog.of(parse(flags, environ).config, flags, environ)
+    catalog = Catalog(parse(flags, environ).config, flags, environ)
     entry = catalog.find(name)
     if entry.path is None:
         raise UnknownModelError(

@@ -218,13 +218,9 @@ class Catalog:
     directories, so it blocks; the entries may be looked at by any thread at any time.
 
     Args:
-        models_dir: a directory of GGUF files.
-        models_preset: an INI file.
-        cache_dir: the hub's cache; None: where it usually is.
+        config: where models are, and how requests may name them.
         own_args: the command line, whose flags go to all models.
         environ: the variables, which go to all models, too.
-        match: the steps of `find` beside exact names.
-        default: the name of the model for requests that name none, or none that there is.
 
     Raises:
         ConfigError: the directory or the presets cannot be used, a name is there twice, or there
@@ -232,48 +228,19 @@ class Catalog:
     """
 
     def __init__(
-        self,
-        *,
-        models_dir: Path | None = None,
-        models_preset: Path | None = None,
-        cache_dir: Path | None = None,
-        own_args: Sequence[str] = (),
-        environ: Mapping[str, str] = os.environ,
-        match: Collection[str] = ("case", "part"),
-        default: str | None = None,
+        self, config: Config, own_args: Sequence[str] = (), environ: Mapping[str, str] = os.environ
     ) -> None:
-        self._models_dir = models_dir
-        self._models_preset = models_preset
-        self._cache_dir = cache_dir
+        self._config = config
+        self._default = default = config.models_default
         self._shared = of_all(own_args, environ)
         #: The environment of the models' processes.
         self.environment = self._shared.environment
-        self._match = frozenset(match)
-        self._default = default
         self._reloading = threading.Lock()
         self._entries = self._read()
         if default is not None and all(
             default not in (one.name, *one.aliases) for one in self._entries.values()
         ):
             raise ConfigError(f"models_default: there is no model {default!r}")
-
-    @classmethod
-    def of(
-        cls, config: Config, own_args: Sequence[str] = (), environ: Mapping[str, str] = os.environ
-    ) -> Catalog:
-        """Make the catalog that a configuration asks for.
-
-        Raises:
-            ConfigError: as the class.
-        """
-        return cls(
-            models_dir=None if config.models_dir is None else Path(config.models_dir),
-            models_preset=None if config.models_preset is None else Path(config.models_preset),
-            own_args=own_args,
-            environ=environ,
-            match=config.models_match,
-            default=config.models_default,
-        )
 
     @property
     def entries(self) -> Mapping[str, ModelEntry]:
@@ -287,7 +254,7 @@ class Catalog:
             UnknownModelError: there is no such model.
             AmbiguousModelError: the name may mean several.
         """
-        return find_named(self._entries, name, self._match, self._default)
+        return find_named(self._entries, name, self._config.models_match, self._default)
 
     def exact(self, name: str) -> ModelEntry:
         """Find the model of exactly this name or alias: for what deletes or unloads it.
@@ -317,15 +284,15 @@ class Catalog:
         known = {BUNDLED_NAME: _bundled()}
         known |= {
             one.name: ModelFiles(one.name, one.files, one.mmproj, Source.CACHE)
-            for one in cached_models(self._cache_dir)
+            for one in cached_models()
         }
-        if self._models_dir is not None:
-            known |= {one.name: one for one in models_in(self._models_dir)}
+        if self._config.models_dir is not None:
+            known |= {one.name: one for one in models_in(Path(self._config.models_dir))}
         everywhere = Preset()
         sections: Mapping[str, Preset] = {}
-        if self._models_preset is not None:
-            everywhere, sections = read_presets(self._models_preset)
-        builder = _Builder(self._shared, everywhere, self._cache_dir)
+        if self._config.models_preset is not None:
+            everywhere, sections = read_presets(Path(self._config.models_preset))
+        builder = _Builder(self._shared, everywhere)
         entries = [
             builder.entry(name, known.get(name), sections.get(name))
             for name in known.keys() | sections.keys()
@@ -362,16 +329,15 @@ class OneModel(Catalog):
         *,
         load_on_startup: bool = True,
     ) -> None:
-        self._config = config
         self._load_on_startup = load_on_startup
-        super().__init__(own_args=own_args, environ=environ)
+        super().__init__(attrs.evolve(config, models_default=None), own_args, environ)
         self._default = next(iter(self._entries))
 
     def _read(self) -> dict[str, ModelEntry]:
         named, alias = self._config.model_named, next(iter(self._config.aliases), None)
         found = _bundled() if named is None else None
         name = alias or readers.unicode_name(self._config.hf_repo or Path(named or BUNDLED).name)
-        builder = _Builder(self._shared, Preset(), self._cache_dir)
+        builder = _Builder(self._shared, Preset())
         entry = builder.entry(
             name, found, Preset(self._shared.single, load_on_startup=self._load_on_startup)
         )
@@ -381,11 +347,9 @@ class OneModel(Catalog):
 class _Builder:
     """Makes entries of what was found and of the presets. `copied`: files of presets that hide."""
 
-    def __init__(self, shared: Shared, everywhere: Preset, cache_dir: Path | None) -> None:
+    def __init__(self, shared: Shared, everywhere: Preset) -> None:
         self._shared = shared
-        everywhere = attrs.evolve(everywhere, options=without(everywhere.options, _WHICH))
-        self._everywhere = everywhere
-        self._cache_dir = cache_dir
+        self._everywhere = attrs.evolve(everywhere, options=without(everywhere.options, _WHICH))
         self.copied: set[Path | None] = set()
 
     def entry(self, name: str, found: ModelFiles | None, section: Preset | None) -> ModelEntry:
@@ -431,7 +395,7 @@ class _Builder:
     def _draft(self, options: Options) -> Path | None:
         """Find the file of the draft model, if it is one of the hub that is in the cache."""
         reference = hub_reference(_value(options, "spec_draft_hf"))
-        model = None if reference is None else find(reference, self._cache_dir)
+        model = None if reference is None else find(reference)
         return None if model is None else model.files[0]
 
     def _named(self, name: str, options: Options) -> ModelFiles | None:
@@ -448,7 +412,7 @@ class _Builder:
             if not path or ("model_url" in options and not Path(path).exists()):
                 return None
             return ModelFiles(name, parts_of(Path(path)), source=Source.PRESET)
-        model = find(reference, self._cache_dir)
+        model = find(reference)
         return None if model is None else ModelFiles(name, model.files, model.mmproj, Source.CACHE)
 
 

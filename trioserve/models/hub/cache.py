@@ -213,22 +213,22 @@ class RepoFolder:
         )
 
 
-def cached_models(cache_dir: Path | None = None) -> list[HubModel]:
+def cached_models() -> list[HubModel]:
     """The models in the cache that are complete, by name.
 
     Of several with one name, that of the newest commit counts.
     """
     found: dict[str, HubModel] = {}
-    folder = cache_dir or _folder()
+    folder = _folder()
     for repo in [] if folder is None else _repos(folder):
         for _, model in repo.models():
             found.setdefault(model.name, model)
     return sorted(found.values(), key=lambda model: model.name.lower())
 
 
-def find(reference: HubReference, cache_dir: Path | None = None) -> HubModel | None:
+def find(reference: HubReference) -> HubModel | None:
     """Find a model in the cache; None if it is not there, or not all of it."""
-    folder = cache_dir or _folder()
+    folder = _folder()
     if folder is None:
         return None
     repo = RepoFolder(folder, reference.repo)
@@ -242,7 +242,7 @@ def find(reference: HubReference, cache_dir: Path | None = None) -> HubModel | N
         return None
 
 
-def remove(reference: HubReference, cache_dir: Path | None = None) -> HubModel:
+def remove(reference: HubReference) -> HubModel:
     """Delete a model from the cache; returns its description.
 
     A quantization has to be the whole one in the model's name, though in any case. Blobs that
@@ -253,7 +253,7 @@ def remove(reference: HubReference, cache_dir: Path | None = None) -> HubModel:
         HubNotFoundError: it is not in the cache, or the reference names none of several.
         HubError: it cannot be deleted.
     """
-    repo = RepoFolder(cache_dir or default_cache_dir(), reference.repo)
+    repo = RepoFolder(default_cache_dir(), reference.repo)
     models = repo.by_path()
     with disk_errors(repo.path):
         if not models:

@@ -37,20 +37,16 @@ class PartialFile:
 
     Args:
         path: where it is until it is whole.
-        name: what errors call it.
-        size: how large it will be; None: unknown.
-        digest: its SHA-256, or Git's SHA-1, in hexadecimal; None: unknown.
+        source: what it is to be.
 
     Raises:
         HubError: it cannot be opened.
     """
 
-    def __init__(self, path: Path, *, name: str, size: int | None, digest: str | None) -> None:
+    def __init__(self, path: Path, source: RemoteFile) -> None:
         self.path = path
-        self.name = name
-        self.size = size
+        self.source = source
         self.n_bytes = 0  # received, and in the hash
-        self._digest = digest
         self._hash = self._new_hash()
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +55,7 @@ class PartialFile:
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
             self._file = open(os.open(path, flags, 0o666), "r+b", buffering=0)  # noqa: SIM115
         self.n_resumed = os.fstat(self._file.fileno()).st_size
-        if size is not None and self.n_resumed > size:
+        if source.size is not None and self.n_resumed > source.size:
             self.restart()
 
     def close(self) -> None:
@@ -81,31 +77,31 @@ class PartialFile:
         Raises:
             DiskFullError: there is none.
         """
-        if self.size is None:
+        if (size := self.source.size) is None:
             return
         descriptor = self._file.fileno()
         held = getattr(os.fstat(descriptor), "st_blocks", 0) * 512  # reserved before, for a part
-        needed = self.size - max(self.n_bytes, held)
+        needed = size - max(self.n_bytes, held)
         free = shutil.disk_usage(self.path.parent).free
         if needed > free:
             raise DiskFullError(
-                f"{self.name} needs {_gigabytes(needed)} more on the disk of {self.path.parent}, "
-                f"which has {_gigabytes(free)} left."
+                f"{self.source.name} needs {_gigabytes(needed)} more on the disk of "
+                f"{self.path.parent}, which has {_gigabytes(free)} left."
             )
         with disk_errors(self.path):
-            _allocate(descriptor, self.size)
+            _allocate(descriptor, size)
 
     def write(self, chunks: Sequence[bytes]) -> None:
-        """Append received bytes. Raises HashMismatchError if the file gets too long.
+        """Append received bytes.
 
         Raises:
             DiskFullError: there is no room left.
             HashMismatchError: it is more than the file has.
         """
-        n_more = sum(map(len, chunks))
-        if self.size is not None and self.n_bytes + n_more > self.size:
+        n_more, size = sum(map(len, chunks)), self.source.size
+        if size is not None and self.n_bytes + n_more > size:
             self.restart()
-            raise HashMismatchError(f"{self.name} is larger than the hub says it is.")
+            raise HashMismatchError(f"{self.source.name} is larger than the hub says it is.")
         for chunk in chunks:
             with disk_errors(self.path):
                 self._write(chunk)
@@ -125,11 +121,11 @@ class PartialFile:
         Raises:
             HashMismatchError: it is something else.
         """
-        found = self._hash.hexdigest()
-        if self._digest is not None and found != self._digest:
+        found, digest = self._hash.hexdigest(), self.source.digest
+        if digest is not None and found != digest:
             self.restart()
             raise HashMismatchError(
-                f"{self.name} arrived damaged: its hash is {found}, not {self._digest}. It was "
+                f"{self.source.name} arrived damaged: its hash is {found}, not {digest}. It was "
                 "thrown away; download it again."
             )
         with disk_errors(self.path):
@@ -150,9 +146,10 @@ class PartialFile:
             raise
 
     def _new_hash(self) -> hashlib._Hash:
-        if self._digest is None or len(self._digest) == 64:
+        size, digest = self.source.size or 0, self.source.digest
+        if digest is None or len(digest) == 64:
             return hashlib.sha256()
-        return hashlib.sha1(b"blob %d\0" % (self.size or 0), usedforsecurity=False)  # as Git does
+        return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)  # as Git does
 
 
 @contextmanager
@@ -283,31 +280,8 @@ _MAX_PIECE = 32 * 2**30
 OnBytes = Callable[[int], None]
 
 
-@asynccontextmanager
-async def open_partial(
-    path: Path, file: RemoteFile, on_bytes: OnBytes
-) -> AsyncIterator[PartialFile]:
-    """Open a partial file, hash it, and reserve room for the rest.
-
-    Raises:
-        DiskFullError: there is no room for it.
-        HubError: the file cannot be written.
-    """
-    run = trio.to_thread.run_sync
-    partial = await run(
-        lambda: PartialFile(path, name=file.name, size=file.size, digest=file.digest)
-    )
-    try:
-        while await run(partial.read_on):
-            on_bytes(partial.n_bytes)
-        await run(partial.reserve)
-        yield partial
-    finally:
-        partial.close()
-
-
 async def transfer(
-    client: HttpClient, file: RemoteFile, partial: PartialFile, target: Path, on_bytes: OnBytes
+    client: HttpClient, partial: PartialFile, target: Path, on_bytes: OnBytes
 ) -> None:
     """Receive the rest of a file, check its hash, and put it in its place.
 
@@ -320,30 +294,28 @@ async def transfer(
         DiskFullError: there is no room left.
         HubError: something else, which it says.
     """
-    n_resumed = partial.n_resumed
+    file, n_resumed = partial.source, partial.n_resumed
     if n_resumed:
         _log.info("resuming", file=file.name, bytes=n_resumed, of=file.size)
-    try:
-        await _receive_all(client, file, partial, on_bytes)
-        await trio.to_thread.run_sync(partial.finish, target)
-    except HashMismatchError:
-        if not n_resumed:
-            raise
+    while True:
+        try:
+            await _receive_all(client, partial, on_bytes)
+            return await trio.to_thread.run_sync(partial.finish, target)
+        except HashMismatchError:
+            if not n_resumed:
+                raise
         _log.warning("the partial file was damaged: downloading all of it", file=file.name)
-        await _receive_all(client, file, partial, on_bytes)
-        await trio.to_thread.run_sync(partial.finish, target)
+        n_resumed = 0
 
 
-async def _receive_all(
-    client: HttpClient, file: RemoteFile, partial: PartialFile, on_bytes: OnBytes
-) -> None:
+async def _receive_all(client: HttpClient, partial: PartialFile, on_bytes: OnBytes) -> None:
     """Receive until all of the file is there."""
-    n_failures = 0
-    while partial.n_bytes != partial.size:
+    file, n_failures = partial.source, 0
+    while partial.n_bytes != file.size:
         before = partial.n_bytes
         try:
-            await _receive(client, file, partial, on_bytes)
-            if partial.size is None:
+            await _receive(client, partial, on_bytes)
+            if file.size is None:
                 return
             continue
         except HubUnavailableError as error:
@@ -356,15 +328,13 @@ async def _receive_all(
         await trio.sleep(wait)
 
 
-async def _receive(
-    client: HttpClient, file: RemoteFile, partial: PartialFile, on_bytes: OnBytes
-) -> None:
+async def _receive(client: HttpClient, partial: PartialFile, on_bytes: OnBytes) -> None:
     """Receive a piece of the file, or all of it if it is not larger than that.
 
     Raises:
         HubUnavailableError: that did not come, or not all of it.
     """
-    start, size = partial.n_bytes, partial.size
+    file, start, size = partial.source, partial.n_bytes, partial.source.size
     piece_end = None if size is None else min(start + _MAX_PIECE, size)
     headers = {}
     if start or piece_end != size:
@@ -419,14 +389,17 @@ async def download(
         for target, partial_file in opened:
             if partial_file is not None:
                 report = partial(reporter, target.file.url)
-                await transfer(client, target.file, partial_file, target.path, report)
+                await transfer(client, partial_file, target.path, report)
                 await trio.to_thread.run_sync(target.on_done)
 
 
 async def _open(
     stack: AsyncExitStack, target: DownloadTarget, reporter: Reporter
 ) -> PartialFile | None:
-    """Lock a file and open its partial file; None if all of it is there."""
+    """Lock a file, open and hash its partial file, and reserve room for the rest.
+
+    None if all of it is there. Leaving the stack closes and unlocks what was opened.
+    """
     report, run = partial(reporter, target.file.url), trio.to_thread.run_sync
 
     def watch() -> None:
@@ -441,4 +414,9 @@ async def _open(
         return None
     if not target.can_resume:
         await run(partial(target.incomplete.unlink, missing_ok=True))
-    return await stack.enter_async_context(open_partial(target.incomplete, target.file, report))
+    opened = await run(PartialFile, target.incomplete, target.file)
+    stack.callback(opened.close)
+    while await run(opened.read_on):
+        report(opened.n_bytes)
+    await run(opened.reserve)
+    return opened

@@ -70,15 +70,13 @@ class RemoteModel:
         return sum(file.size or 0 for file in self.everything.values())
 
 
-async def look_up(
-    reference: HubReference, *, token: str | None = None, endpoint: str | None = None
-) -> RemoteModel:
+async def look_up(reference: HubReference, *, token: str | None = None) -> RemoteModel:
     """Ask the hub for a model, and download nothing.
 
     Raises:
         HubError: a subclass; its message is a sentence that names the problem.
     """
-    async with _client(token, endpoint) as client:
+    async with _client(token) as client:
         return await _look_up(client, reference)
 
 
@@ -86,8 +84,6 @@ async def pull(
     reference: HubReference,
     *,
     token: str | None = None,
-    endpoint: str | None = None,
-    cache_dir: Path | None = None,
     with_projector: bool = True,
     on_progress: OnProgress = lambda progress: None,
 ) -> HubModel:
@@ -99,19 +95,17 @@ async def pull(
     Args:
         reference: which model.
         token: shows the hub who asks; the default is that of the environment.
-        endpoint: the address of the hub; the default is that of the environment.
-        cache_dir: the cache; the default is that of the environment.
         with_projector: bring the projector for images and sound as well, if there is one.
         on_progress: called with the progress, several times a second.
 
     Raises:
         HubError: a subclass; its message is a sentence that names the problem.
     """
-    async with _client(token, endpoint) as client:
+    async with _client(token) as client:
         model = await _look_up(client, reference)
         if not with_projector:
             model = attrs.evolve(model, projector=None)
-        folder = RepoFolder(cache_dir or default_cache_dir(), reference.repo)
+        folder = RepoFolder(default_cache_dir(), reference.repo)
         by_digest = {_target(folder, model, path).lock: path for path in model.everything}
         targets = [_target(folder, model, path) for path in by_digest.values()]
         await download(client, targets, on_progress)
@@ -144,10 +138,8 @@ def _publish(folder: RepoFolder, model: RemoteModel) -> HubModel:
     return found
 
 
-def _client(token: str | None, endpoint: str | None) -> AbstractAsyncContextManager[HttpClient]:
-    return open_client(
-        (endpoint or default_endpoint()).rstrip("/"), default_token() if token is None else token
-    )
+def _client(token: str | None) -> AbstractAsyncContextManager[HttpClient]:
+    return open_client(default_endpoint().rstrip("/"), token or default_token())
 
 
 async def _look_up(client: HttpClient, reference: HubReference) -> RemoteModel:
@@ -201,7 +193,7 @@ async def pull_url(
     parts = urlsplit(url)
     urls = [urlunsplit(parts._replace(path=one)) for one in GgufName.parts_of(parts.path)]
     places = [place_of(one, path) for one in urls]
-    async with _client(token or None, None) as client:
+    async with _client(token) as client:
         try:
             targets = [await _ask(client, *one) for one in zip(urls, places, strict=True)]
         except HubUnavailableError as error:
