@@ -57,6 +57,9 @@ async def test_what_is_known_of_a_model_that_runs() -> None:
             pid=123,
             info={"meta": META, "id": "something else"},
             last_used=5.0,
+            memory=9,
+            memory_used=8,
+            memory_gpus=(7,),
         )
         router.fleet.states["two"] = ModelState(
             failed=True, exit_code=1, message="It died.", log_tail=("a", "b")
@@ -68,6 +71,9 @@ async def test_what_is_known_of_a_model_that_runs() -> None:
         "value": "loaded",
         "args": ["--model", "/one", "--host", "x.sock"],
         "pid": 123,
+        "memory": 9,
+        "memory_used": 8,
+        "memory_gpus": [7],
         "last_used": 5.0,
     }
     assert two["status"] == {

@@ -41,6 +41,9 @@ class _Status(Answer):
     value: str
     args: list[str] | UnsetType = UNSET
     pid: int | UnsetType = UNSET
+    memory: int | UnsetType = UNSET
+    memory_used: int | UnsetType = UNSET
+    memory_gpus: list[int] | UnsetType = UNSET
     last_used: float | UnsetType = UNSET
     failed: bool | UnsetType = UNSET
     exit_code: int | UnsetType = UNSET
