@@ -14,6 +14,7 @@ import pytest
 import trio
 from mcp import Client
 
+from tests.server.test_keys import table
 from tests.support.canned_server import serving_bytes
 from tests.support.fake_fleet import FakeCatalog, FakeFleet, entry
 from tests.support.http_server import child_app, serving, serving_script, slots_in_use
@@ -22,6 +23,7 @@ from tests.support.scripts import answering, endless, noting
 from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.config import Config
+from trioserve.errors import PermissionDeniedError, UnknownModelError
 from trioserve.fair_limiter import working_for
 from trioserve.mcp_server.models import models_of_fleet, models_of_server
 from trioserve.mcp_server.serving import mcp_server
@@ -225,6 +227,20 @@ async def test_processes_get_the_key_of_the_client(tmp_path: Path) -> None:
     for kept in fleet.kept.values():
         kept.close()
     assert held[0] == held[2] == 0 and held[1] == held[3] > 100
+
+
+async def test_a_key_loads_and_sees_only_what_it_may_use(tmp_path: Path) -> None:
+    fleet = FakeFleet(FakeCatalog({name: entry(name) for name in ("one", "two")}))
+    file = tmp_path / "keys.toml"
+    file.write_text(table("own", "its-own-key", 'models = ["one"]'))
+    keys = Keys(Config(keys_file=str(file)))
+    keys.load()
+    models = models_of_fleet(cast(Fleet, fleet), cast(Catalog, fleet.catalog), keys)
+    with working_for("its-own-key"):
+        for name, kind in (("two", PermissionDeniedError), ("three", UnknownModelError)):
+            with pytest.raises(kind) as refused:
+                models.client(name, print)
+            assert "one" not in refused.value.message
 
 
 async def test_embeddings() -> None:

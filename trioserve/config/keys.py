@@ -30,7 +30,7 @@ import attrs
 
 from trioserve.config import readers
 from trioserve.config.unsupported import did_you_mean
-from trioserve.errors import ConfigError
+from trioserve.errors import ConfigError, PermissionDeniedError
 
 #: The highest priority that a key may have, and the largest number of tokens or requests.
 MAX_PRIORITY = 100
@@ -81,6 +81,16 @@ class Key:
         """Whether it may use a model, which has these names."""
         patterns = self.models
         return patterns is None or any(fnmatchcase(n, each) for n in names for each in patterns)
+
+
+def check_model(key: Key | None, *names: str) -> None:
+    """Check that a key may use a model, which has these names. Without keys, it may.
+
+    Raises:
+        PermissionDeniedError: it may not.
+    """
+    if key is not None and not key.may_use(*names):
+        raise PermissionDeniedError(f"This API key may not use the model {names[0]!r}.")
 
 
 def digest_of(shown: str) -> bytes:

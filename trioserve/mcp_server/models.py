@@ -11,7 +11,7 @@ import msgspec
 
 from trioserve.errors import UnavailableError
 from trioserve.fair_limiter import current_client
-from trioserve.models.catalog import Catalog
+from trioserve.models.catalog import Catalog, find_for
 from trioserve.router.answers import AnswerEvent, Models, Usage
 from trioserve.router.client import ServerAnswer, ServerClient, connected_to
 from trioserve.router.fleet import Fleet, send_to_model
@@ -65,7 +65,7 @@ class _OwnModels:
 
     def client(self, name: str | None, tell: Tell) -> ServerClient:
         """See `ModelSource.client`."""
-        entry = self._catalog.find(name)
+        entry = find_for(self._keys.find(current_client()), self._catalog, name)
 
         def waits(waiting: QueueStatus) -> None:
             share = "" if waiting.progress is None else f": {waiting.progress:.0%}"

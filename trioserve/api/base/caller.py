@@ -17,7 +17,7 @@ from werkzeug.datastructures import Headers
 
 from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.readers import seconds
-from trioserve.config.keys import Key
+from trioserve.config.keys import Key, check_model
 from trioserve.errors import InvalidRequestError, PermissionDeniedError
 from trioserve.server import Server
 from trioserve.server.context import ANYONE, RequestContext
@@ -169,8 +169,7 @@ class Caller:
         Raises:
             PermissionDeniedError: it may not.
         """
-        if not self.may_use(*names):
-            raise PermissionDeniedError(f"This API key may not use the model {names[0]!r}.")
+        check_model(self.key, *names)
 
     # -- its request in other hands
 

@@ -27,8 +27,7 @@ from trioserve.api.router.metrics import RouterMetrics, joined, of_models
 from trioserve.api.service import AppState
 from trioserve.concurrency import Feed, alongside
 from trioserve.config import Config
-from trioserve.errors import AmbiguousModelError, UnknownModelError
-from trioserve.models.catalog import ModelEntry
+from trioserve.models.catalog import ModelEntry, find_for
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import FleetEvent, Status
@@ -108,34 +107,8 @@ class RouterService(AppState):
             self.n_forwarded.value -= 1
 
     def find(self, name: str | None, caller: Caller, *, exact: bool = False) -> ModelEntry:
-        """Find the model that a request names.
-
-        Args:
-            name: what it says; None: nothing.
-            caller: who asks.
-            exact: the name must be whole, as for what unloads or deletes the model.
-
-        Raises:
-            UnknownModelError: there is no such model.
-            AmbiguousModelError: the name may mean several.
-            PermissionDeniedError: the API key may not use it.
-            TrioServeError: as `fleet`.
-        """
-        catalog, key = self.fleet.catalog, caller.key
-        try:
-            entry = catalog.exact(name or "") if exact else catalog.find(name)
-        except (UnknownModelError, AmbiguousModelError) as error:
-            if key is None or key.models is None:
-                raise
-            # The message lists models that the key does not see.
-            raise type(error)(
-                f"{name!r} is not the name of a model that this API key may use."
-                if name
-                else "The request must name a model that this API key may use.",
-                param="model",
-            ) from None
-        caller.check_model(entry.name, *entry.aliases)
-        return entry
+        """Find the model that a request of a caller names. As `find_for` and `fleet`."""
+        return find_for(caller.key, self.fleet.catalog, name, exact=exact)
 
     @property
     def tools(self) -> ToolRegistry:

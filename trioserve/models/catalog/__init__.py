@@ -9,6 +9,7 @@ from trioserve.models.catalog.catalog import (
     CatalogChanges,
     ModelEntry,
     OneModel,
+    find_for,
 )
 from trioserve.models.catalog.files import GgufSummary, Source, describe, modalities_in
 from trioserve.models.catalog.presets import environment_of_children
@@ -22,5 +23,6 @@ __all__ = [
     "Source",
     "describe",
     "environment_of_children",
+    "find_for",
     "modalities_in",
 ]

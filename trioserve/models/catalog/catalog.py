@@ -12,6 +12,7 @@ import attrs
 
 from trioserve.config import Config, readers
 from trioserve.config.extras import has_extra
+from trioserve.config.keys import Key, check_model
 from trioserve.config.parse import Options
 from trioserve.errors import (
     AmbiguousModelError,
@@ -307,6 +308,38 @@ class Catalog:
             )
             for one in entries
         }
+
+
+def find_for(
+    key: Key | None, catalog: Catalog, name: str | None, *, exact: bool = False
+) -> ModelEntry:
+    """Find the model that a request names, if its API key may use it.
+
+    Args:
+        key: of the client; None: it needs none.
+        catalog: has the models.
+        name: what the request says; None: nothing.
+        exact: the name must be whole, as for what unloads or deletes the model.
+
+    Raises:
+        UnknownModelError: there is no such model.
+        AmbiguousModelError: the name may mean several.
+        PermissionDeniedError: the key may not use it.
+    """
+    try:
+        entry = catalog.exact(name or "") if exact else catalog.find(name)
+    except (UnknownModelError, AmbiguousModelError) as error:
+        if key is None or key.models is None:
+            raise
+        # The message lists models that the key does not see.
+        raise type(error)(
+            f"{name!r} is not the name of a model that this API key may use."
+            if name
+            else "The request must name a model that this API key may use.",
+            param="model",
+        ) from None
+    check_model(key, entry.name, *entry.aliases)
+    return entry
 
 
 class OneModel(Catalog):
