@@ -208,3 +208,21 @@ async def test_a_router_that_ends_downloads_nothing(fake: FakeHub) -> None:
     with pytest.raises(UnavailableError):
         await one.downloads.start("user/repo")
     assert one.downloads.running == {}
+
+
+async def test_a_model_that_is_deleted_is_no_longer_offered_if_the_client_leaves_too(
+    fake: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = trio.CancelScope()
+
+    def remove(reference: HubReference) -> None:
+        trio.from_thread.run_sync(client.cancel)
+        fake.remove(reference)
+
+    monkeypatch.setattr(hub, "remove", remove)
+    async with running() as one:
+        with client:
+            await one.downloads.remove(entry(NAME, source=Source.CACHE, path=Path("/x")))
+        assert fake.removed == [NAME]
+        assert one.fleet.calls == [("reload", "*")]
+        assert one.told() == ["model_remove"]

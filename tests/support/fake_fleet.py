@@ -125,6 +125,7 @@ class FakeFleet:
         self.calls.append(("unload", entry.name))
 
     async def reload(self) -> None:
+        await trio.lowlevel.checkpoint()
         self.calls.append(("reload", "*"))
 
     async def drain(self) -> None:

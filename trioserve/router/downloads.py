@@ -119,9 +119,10 @@ class Downloads:
                 f"The model {entry.name!r} was not downloaded, so it is not deleted.",
                 param="model",
             )
-        await trio.to_thread.run_sync(hub.remove, HubReference.parse(entry.name))
-        await self._fleet.reload()
-        self._fleet.tell(FleetEvent(model=entry.name, event="model_remove"))
+        with trio.CancelScope(shield=True):  # what is deleted is gone, if the client leaves, too
+            await trio.to_thread.run_sync(hub.remove, HubReference.parse(entry.name))
+            await self._fleet.reload()
+            self._fleet.tell(FleetEvent(model=entry.name, event="model_remove"))
 
     async def _download(self, name: str, download: Download) -> None:
         note = partial(self._note, name, download)
