@@ -12,7 +12,7 @@ from importlib.metadata import version
 from trioserve import llama
 from trioserve._version import __version__
 from trioserve.cli.commands import COMMANDS, SERVE, help_of
-from trioserve.config.flags import BY_NAME, FLAGS, GROUPS, Flag
+from trioserve.config.flags import BY_FIELD, BY_NAME, FLAGS, GROUPS, Flag
 from trioserve.config.parse import ACTIONS, CONFIG_FLAG, CONFIG_VARIABLE
 from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import ConfigError
@@ -141,7 +141,7 @@ def _entry(flag: Flag, width: int) -> str:
         names += ", " + flag.negative[-1]
     left = f"  {names} {value_name(flag)}".rstrip()
     notes = []
-    if _OWN_FLAG[flag.field] is flag and (default := default_text(flag)):
+    if BY_FIELD[flag.field] is flag and (default := default_text(flag)):
         notes.append(f"default {default}")
     if flag.variable:
         notes.append(flag.variable)
@@ -156,10 +156,6 @@ def _columns(left: str, text: str, width: int) -> str:
         lines[0] = left.ljust(_COLUMN) + lines[0]
         return ("\n" + " " * _COLUMN).join(lines)
     return ("\n" + " " * _COLUMN).join([left, *lines])
-
-
-#: The first flag of each field. Only this one shows the default.
-_OWN_FLAG = {flag.field: flag for flag in reversed(FLAGS)}
 
 
 def version_text() -> str:

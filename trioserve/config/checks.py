@@ -206,18 +206,13 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
         config.builtin_tools and sys.platform == "win32",
         "tools: the built-in tools do not run on Windows",
     )
-    yield (
-        config.builtin_tools and not has_extra("tools"),
-        "tools: the built-in tools need google-re2 and pathspec: install trioserve[tools]",
-    )
-    yield (
-        config.mmproj and not has_extra("media"),
-        "mmproj needs av and pillow: install trioserve[media]",
-    )
-    yield (
-        config.has_mcp_servers and not has_extra("mcp"),
-        "MCP servers need the package mcp: install trioserve[mcp]",
-    )
+    for is_used, extra, what in (
+        (config.builtin_tools, "tools", "tools: the built-in tools need google-re2 and pathspec"),
+        (config.mmproj, "media", "mmproj needs av and pillow"),
+        (config.has_mcp_servers, "mcp", "MCP servers need the package mcp"),
+        (config.otel, "otel", "otel needs OpenTelemetry"),
+    ):
+        yield is_used and not has_extra(extra), f"{what}: install trioserve[{extra}]"
     priorities, n_keys = config.api_key_priority, len(config.api_keys)
     yield (
         len(priorities) > n_keys
@@ -230,10 +225,6 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
         "ssl_key_file and ssl_cert_file must be given together",
     )
     yield config.otel_content and not config.otel, "otel_content needs otel"
-    yield (
-        config.otel and not has_extra("otel"),
-        "otel needs OpenTelemetry: install trioserve[otel]",
-    )
 
 
 def _conflicts_with_embeddings(config: Config) -> Iterator[tuple[object, str]]:

@@ -15,7 +15,7 @@ import attrs
 from trioserve.config import readers
 from trioserve.config.config import Config
 from trioserve.config.option import KINDS, split_names
-from trioserve.config.readers import FALSE_WORDS, TRUE_WORDS
+from trioserve.config.readers import TRUE_WORDS
 from trioserve.errors import ConfigError, InvalidRequestError
 from trioserve.types import SamplingParams
 
@@ -62,9 +62,7 @@ class Flag:
             ConfigError: the text is invalid for the field; the message begins with `source`.
         """
         if self.read is None:
-            if text not in TRUE_WORDS | FALSE_WORDS:
-                raise ConfigError(f"{source} must be true or false, not {text!r}")
-            self.put(values, self.on if text in TRUE_WORDS else self.off)
+            self.put(values, self.on if readers.is_on(text, source) else self.off)
             return
         try:
             value = self.read(self.synonyms.get(text, text))
@@ -246,6 +244,11 @@ SECRETS = ("api_keys", "hf_token", "mcp_servers_json")
 SECRET_VARIABLES = tuple(
     one.variable for one in FLAGS if one.field in SECRETS and one.variable is not None
 )
+
+#: The first flag of each field, in the order of `FLAGS`.
+BY_FIELD: dict[str, Flag] = {}
+for _one in FLAGS:
+    BY_FIELD.setdefault(_one.field, _one)
 
 BY_NAME: Mapping[str, Flag] = {name: one for one in FLAGS for name in (*one.names, *one.negative)}
 BY_VARIABLE: Mapping[str, Flag] = {one.variable: one for one in FLAGS if one.variable is not None}

@@ -19,7 +19,6 @@ import os
 import re
 import secrets
 import tempfile
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -107,7 +106,7 @@ def read_keys(path: str) -> tuple[Key, ...]:
     Raises:
         ConfigError: it cannot be read, or has an invalid entry; names the line.
     """
-    return parse_keys(_text_of(path), path)
+    return parse_keys(readers.file(path), path)
 
 
 def parse_keys(text: str, path: str) -> tuple[Key, ...]:
@@ -120,12 +119,8 @@ def parse_keys(text: str, path: str) -> tuple[Key, ...]:
     Raises:
         ConfigError: an entry is invalid; names the line.
     """
-    try:
-        tables = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # too many digits are no TOMLDecodeError
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     keys: dict[bytes, Key] = {}
-    for name, table in tables.items():
+    for name, table in readers.parse_toml(text, path).items():
         key = _read_key(name, table, _Place(path, text, name))
         if (other := keys.get(key.digest)) is not None:
             raise _Place(path, text, name).error("hash", f"is that of {other.name}, too")
@@ -203,16 +198,9 @@ def check_name(name: str, error: Callable[[str | None, str], ConfigError]) -> No
         raise error(None, "has the name of a key of --api-key: key- and a number")
 
 
-def _is_number(value: Any, low: float, high: float) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _is_count(value: Any) -> bool:
-    return _is_number(value, 0, _MAX_NUMBER)
-
-
-def _is_weight(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0.001 <= value <= 1000
+def _between(low: float, high: float, *kinds: type) -> Callable[[Any], bool]:
+    """Make a check for a number of some kinds, of which a truth value is none."""
+    return lambda value: type(value) in kinds and low <= value <= high
 
 
 def _are_patterns(value: Any) -> bool:
@@ -221,7 +209,7 @@ def _are_patterns(value: Any) -> bool:
     )
 
 
-_NUMBER = f"an integer from 0 to {_MAX_NUMBER}; 0 = no limit"
+_NUMBER = _between(0, _MAX_NUMBER, int), f"an integer from 0 to {_MAX_NUMBER}; 0 = no limit"
 
 #: The fields of a key in the file: whether a value is valid, and what is.
 _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -229,11 +217,11 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
              "sha256: and 64 hexadecimal digits"),
     "manage": (lambda value: isinstance(value, bool), "true or false"),
     "models": (_are_patterns, "a list of names of models"),
-    "requests-per-minute": (_is_count, _NUMBER),
-    "tokens-per-minute": (_is_count, _NUMBER),
-    "tokens-per-day": (_is_count, _NUMBER),
-    "priority": (lambda value: _is_number(value, 0, MAX_PRIORITY), "an integer from 0 to 100"),
-    "weight": (_is_weight, "a number from 0.001 to 1000"),
+    "requests-per-minute": _NUMBER,
+    "tokens-per-minute": _NUMBER,
+    "tokens-per-day": _NUMBER,
+    "priority": (_between(0, MAX_PRIORITY, int), "an integer from 0 to 100"),
+    "weight": (_between(0.001, 1000, int, float), "a number from 0.001 to 1000"),
 }  # fmt: skip
 
 
@@ -264,9 +252,10 @@ def add_key(path: str, name: str, fields: Mapping[str, Any]) -> str:
     check_name(name, lambda _, problem: ConfigError(f"the key {name!r} {problem}"))
     key = _PREFIX + secrets.token_urlsafe(_N_BYTES)
     values = {"hash": f"sha256:{digest_of(key).hex()}", **fields}
-    lines = [f"[{name}]", *(f"{field} = {_toml_of(value)}" for field, value in values.items()), ""]
+    toml = {field: json.dumps(value, ensure_ascii=False) for field, value in values.items()}
+    lines = [f"[{name}]", *(f"{field} = {value}" for field, value in toml.items()), ""]
     with _locked(path):
-        text = _text_of(path) if os.path.lexists(path) else ""
+        text = readers.file(path) if os.path.lexists(path) else ""
         if any(key.name == name for key in parse_keys(text, path)):
             raise ConfigError(f"{path} has a key {name!r} already")
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
@@ -283,7 +272,7 @@ def remove_key(path: str, name: str) -> None:
         ConfigError: there is no such key, or the file cannot be used.
     """
     with _locked(path):
-        _replace(path, _without(name, _text_of(path), path))
+        _replace(path, _without(name, readers.file(path), path))
 
 
 def _without(name: str, text: str, path: str) -> str:
@@ -337,17 +326,6 @@ def _give_to_owner(target: Path, new: str) -> None:
 
 def _unwritable(path: str, error: OSError) -> ConfigError:
     return ConfigError(f"{path} cannot be written: {error.strerror or error}")
-
-
-def _text_of(path: str) -> str:
-    try:
-        return readers.file(path)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def _toml_of(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _replace(path: str, text: str) -> None:

@@ -12,15 +12,15 @@ import csv
 import io
 import logging
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
 from trioserve.config import Config, readers, unsupported
 from trioserve.config.flags import (
+    BY_FIELD,
     BY_NAME,
     BY_VARIABLE,
     FLAGS,
@@ -40,12 +40,8 @@ _FOR_THE_COMMAND = frozenset(
     {"host", "port", "reuse_port", "ssl_cert_file", "ssl_key_file", "keep_alive_timeout"}
 )
 
-Action = Literal[
-    "serve", "help", "help-all", "version", "list-devices", "completion-bash", "cache-list"
-]
-
 #: Flags for actions other than serving.
-ACTIONS: Mapping[str, Action] = {
+ACTIONS: Mapping[str, str] = {
     "-h": "help",
     "--help": "help",
     "--usage": "help",
@@ -76,7 +72,7 @@ class Parsed:
     """
 
     config: Config
-    action: Action
+    action: str
     notes: tuple[str, ...]
     options: Options
     below: Options
@@ -172,7 +168,7 @@ class _CommandLine:
 
     def __init__(self, notes: list[str]) -> None:
         self.found = _Settings()
-        self.action: Action = "serve"
+        self.action = "serve"
         self.file: str | None = None
         self._notes = notes
         self._seen: set[str] = set()
@@ -292,16 +288,8 @@ def _read_toml(path: str, notes: list[str]) -> _Settings:
     Raises:
         ConfigError: the file cannot be read, or has an invalid entry; names the place.
     """
-    try:
-        text = readers.file(path)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    try:
-        table = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # too many digits are no TOMLDecodeError
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    found = _Settings()
-    for key, value in table.items():
+    text, found = readers.file(path), _Settings()
+    for key, value in readers.parse_toml(text, path).items():
         source = f"{path}{_line_of(key, text)}: {key}"
         name = f"--{key.replace('_', '-')}"
         if (flag := BY_NAME.get(name)) is not None:
@@ -353,7 +341,7 @@ def argv_of(config: Config) -> tuple[str, ...]:
     """
     default = Config()
     words: list[str] = []
-    for field in dict.fromkeys(flag.field for flag in FLAGS if not flag.sets):
+    for field in BY_FIELD:
         value = attrgetter(field)(config)
         if value != attrgetter(field)(default):
             words += _argv_of_field(field, value)

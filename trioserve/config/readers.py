@@ -1,7 +1,7 @@
 """Readers: convert the text of a flag, a variable or a file to the value of a field.
 
-A reader returns the value, or raises ValueError with a sentence that quotes the text. Functions
-named ``parse_`` split a value with several parts, such as ``KEY=TYPE:VALUE``.
+A reader returns the value, or raises ValueError or ConfigError with a sentence that quotes the
+text. Functions named ``parse_`` split a value with several parts, such as ``KEY=TYPE:VALUE``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import tomllib
 from collections.abc import Callable
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
@@ -34,6 +35,13 @@ SWITCH_SYNONYMS = {
     **dict.fromkeys(FALSE_WORDS, "off"),
     "-1": "auto",
 }
+
+
+def is_on(text: str, source: str) -> bool:
+    """Read a word for on or off. Raises ConfigError: it is none; the message has the source."""
+    if text not in TRUE_WORDS | FALSE_WORDS:
+        raise ConfigError(f"{source} must be true or false, not {text!r}")
+    return text in TRUE_WORDS
 
 
 def integer(text: str) -> int:
@@ -103,13 +111,18 @@ def csv_row(text: str) -> tuple[str, ...]:
         raise ValueError(f"{text!r} cannot be read: {error}") from None
 
 
-def file(path: str) -> str:
-    """Read the file at that path."""
+def file(path: str, field: str = "") -> str:
+    """Read the file at that path.
+
+    Raises:
+        ConfigError: it cannot be read; the message names the field, if there is one.
+    """
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ValueError(f"{path} cannot be read: {reason}") from None
+        source = f"{field}: {path}" if field else path
+        raise ConfigError(f"{source} cannot be read: {reason}") from None
 
 
 def file_of_keys(path: str) -> tuple[str, ...]:
@@ -285,6 +298,14 @@ def parse_json(text: str, field: str) -> Any:
         raise ConfigError(f"{field} is not valid JSON: {error}") from None
 
 
+def parse_toml(text: str, path: str) -> dict[str, Any]:
+    """Read the text of a file. Raises ConfigError: it is not valid TOML."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # too many digits are no TOMLDecodeError
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
 @attrs.frozen
 class AllowedHost:
     """An entry of the hosts from which files may be fetched."""
@@ -327,10 +348,8 @@ def read_mcp_servers(path: str | None, text: str | None) -> dict[str, Any]:
     """
     texts = []
     if path is not None:
-        try:
-            texts.append((f"mcp_servers_config, the file {path},", file(path)))
-        except ValueError as error:
-            raise ConfigError(f"mcp_servers_config: {error}") from None
+        source = f"mcp_servers_config, the file {path},"
+        texts.append((source, file(path, "mcp_servers_config")))
     if text is not None:
         texts.append(("mcp_servers_json", text))
     described: dict[str, Any] = {}

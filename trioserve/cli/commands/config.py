@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from trioserve.cli.commands import table
+from trioserve.cli.commands import table, take
 from trioserve.config import Config
-from trioserve.config.flags import FLAGS, GROUPS, SECRETS, Flag
+from trioserve.config.flags import BY_FIELD, FLAGS, GROUPS, SECRETS, Flag
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
 
@@ -54,21 +55,20 @@ def _init(rest: Sequence[str]) -> None:
 
 
 def _show(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    with_all = "--all" in argv
-    parsed = parse([word for word in argv if word != "--all"], environ)
+    words, switches = take(argv, "--all")
+    parsed = parse(words, environ)
     for note in parsed.notes:
         print(f"trioserve: {note}", file=sys.stderr)
     rows = [("setting", "value", "from")]
-    for flag in _one_for_each_field():
-        if (source := parsed.sources.get(flag.field)) or with_all:
+    for flag in BY_FIELD.values():
+        if (source := parsed.sources.get(flag.field)) or switches:
             value = "(hidden)" if flag.field in SECRETS and source else _value(parsed.config, flag)
             rows.append((_key(flag), value, source or "the default"))
     print(table(rows), end="")
 
 
 def _value(config: Config, flag: Flag) -> str:
-    owner, _, name = flag.field.rpartition(".")
-    value = getattr(config.sampling if owner else config, name)
+    value = attrgetter(flag.field)(config)
     return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
@@ -106,20 +106,11 @@ def commented_file() -> str:
         "# Variables and flags override the file. For editors that check it, write the schema:",
         "# trioserve config schema > trioserve.schema.json",
     ]
-    fields = list(_one_for_each_field())
     for group in GROUPS:
         lines += ["", f"# -- {group}", ""]
-        for flag in (one for one in fields if one.group == group):
+        for flag in (one for one in BY_FIELD.values() if one.group == group):
             lines += [f"# {flag.help}", f"#{_key(flag)} = {_toml(flag)}"]
     return "\n".join(lines) + "\n"
-
-
-def _one_for_each_field() -> Iterator[Flag]:
-    seen = set()
-    for flag in FLAGS:
-        if flag.field not in seen and not flag.sets:
-            seen.add(flag.field)
-            yield flag
 
 
 def _key(flag: Flag) -> str:

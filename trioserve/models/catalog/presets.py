@@ -192,10 +192,7 @@ def read_presets(path: Path) -> tuple[Preset, Mapping[str, Preset]]:
     Raises:
         ConfigError: it cannot be read or parsed; the message names the place.
     """
-    try:
-        text = readers.file(str(path)).removeprefix("\ufeff")
-    except ValueError as error:
-        raise ConfigError(f"models_preset: {error}") from None
+    text = readers.file(str(path), "models_preset").removeprefix("\ufeff")
     # The names of sections and keys keep their case, the last value of a repeated key counts, and
     # no section is special.
     parser = configparser.RawConfigParser(
@@ -244,12 +241,6 @@ def _preset(items: list[tuple[str, str]], where: str) -> Preset:
     return Preset(without(options, OF_THE_ROUTER), **others)
 
 
-def _switch(text: str, source: str) -> bool:
-    if text not in TRUE_WORDS | FALSE_WORDS:
-        raise ConfigError(f"{source} must be true or false, not {text!r}")
-    return text in TRUE_WORDS
-
-
 def _seconds(text: str, source: str) -> float:
     try:
         value = readers.number(text)
@@ -262,7 +253,7 @@ def _seconds(text: str, source: str) -> float:
 
 #: Keys that are not flags: the field of `Preset`, and its parser.
 _SETTINGS: Mapping[str, tuple[str, Any]] = {
-    "load-on-startup": ("load_on_startup", _switch),
+    "load-on-startup": ("load_on_startup", readers.is_on),
     "stop-timeout": ("stop_timeout", _seconds),
-    "dedup-cache-models": ("dedup", _switch),
+    "dedup-cache-models": ("dedup", readers.is_on),
 }
