@@ -27,7 +27,6 @@ from trioserve.errors import PermissionDeniedError, UnknownModelError
 from trioserve.fair_limiter import working_for
 from trioserve.mcp_server.models import models_of_fleet, models_of_server
 from trioserve.mcp_server.serving import mcp_server
-from trioserve.models.catalog import Catalog
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import QueueStatus, Status
 from trioserve.server.keys import Keys
@@ -187,8 +186,11 @@ async def test_models_of_its_own(tmp_path: Path) -> None:
         fleet.sockets["two"] = path
         fleet.change()
 
-    models = models_of_fleet(cast(Fleet, fleet), cast(Catalog, fleet.catalog), Keys(Config()))
-    async with child_app(path, answering("Hello!")), Client(mcp_server(models)) as client:
+    async with (
+        models_of_fleet(cast(Fleet, fleet), Keys(Config())) as models,
+        child_app(path, answering("Hello!")),
+        Client(mcp_server(models)) as client,
+    ):
         fleet.sockets["one"] = path
         assert (await answer(client, "chat", prompt="Hi", model="ONE"))["text"] == "Hello!"
         assert "one, two" in await refusal(client, "chat", prompt="Hi")
@@ -213,7 +215,6 @@ async def test_processes_get_the_key_of_the_client(tmp_path: Path) -> None:
     fleet.sockets["one"] = path = tmp_path / "one.sock"
     keys = ("first", "second")
     of_keys = Keys(Config(api_keys=keys))
-    models = models_of_fleet(cast(Fleet, fleet), cast(Catalog, fleet.catalog), of_keys)
     backend, seen = answering("Hello!"), list[str]()
 
     async def cached(client: str) -> int:
@@ -222,7 +223,10 @@ async def test_processes_get_the_key_of_the_client(tmp_path: Path) -> None:
             answered = await models.ask("/completion", body, dict[str, Any], seen.append)
         return int(answered["timings"]["cache_n"])
 
-    async with child_app(path, backend, api_keys=keys):
+    async with (
+        models_of_fleet(cast(Fleet, fleet), of_keys) as models,
+        child_app(path, backend, api_keys=keys),
+    ):
         held = [await cached(client) for client in ("second", "second", "first", "127.0.0.1")]
     for kept in fleet.kept.values():
         kept.close()
@@ -235,8 +239,9 @@ async def test_a_key_loads_and_sees_only_what_it_may_use(tmp_path: Path) -> None
     file.write_text(table("own", "its-own-key", 'models = ["one"]'))
     keys = Keys(Config(keys_file=str(file)))
     keys.load()
-    models = models_of_fleet(cast(Fleet, fleet), cast(Catalog, fleet.catalog), keys)
     with working_for("its-own-key"):
+        async with models_of_fleet(cast(Fleet, fleet), keys) as models:
+            pass
         for name, kind in (("two", PermissionDeniedError), ("three", UnknownModelError)):
             with pytest.raises(kind) as refused:
                 models.client(name, print)

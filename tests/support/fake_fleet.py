@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import httpx
@@ -75,6 +75,12 @@ class FakeFleet:
     events: list[FleetEvent] = attrs.field(factory=list)
     jobs: Fleet | None = None
     on_usage: Callable[[str, list[dict[str, Any]]], None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
 
     def change(self) -> None:
         """Have those that wait look again."""

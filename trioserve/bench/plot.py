@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 
 import attrs
@@ -112,7 +112,8 @@ def _panel(panel: Panel, servers: Sequence[str], top: int) -> Iterator[str]:
     upper, lower = top + _ABOVE - 6, top + _ABOVE + _ROW * len(panel.rows)
     yield _text(_MARGIN, top + 20, panel.title, "name")
     yield _text(_WIDTH - _MARGIN, top + 20, _better(panel.more_is_better), "soft end")
-    marks = ticks(max(max([row.target or 0.0, *_highs(row)]) for row in panel.rows))
+    highs = (value.high for row in panel.rows for value in row.values.values())
+    marks = ticks(max([*(row.target or 0.0 for row in panel.rows), *highs]))
 
     def place(value: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * max(value, 0.0) / marks[-1]
@@ -150,10 +151,6 @@ def _row(
     )
     yield f'<text x="{_WIDTH - _RIGHT + 14}" y="{middle + 4}">{shown}</text>'
     yield _text(_WIDTH - _MARGIN, middle + 4, row.remark, "soft end")
-
-
-def _highs(row: Row) -> Iterable[float]:
-    return (value.high for value in row.values.values())
 
 
 # -- curves

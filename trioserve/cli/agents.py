@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import attrs
 
@@ -59,7 +58,7 @@ class Settings:
     files: Mapping[str, str] = attrs.field(factory=dict)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Agent:
     """A program that edits code with the help of a model.
 
@@ -80,33 +79,6 @@ class Agent:
     cleared: Sequence[str] = ()
 
 
-#: The agents, by the word that names each on the command line.
-AGENTS: dict[str, Agent] = {}
-
-_Settings: TypeAlias = Callable[[Endpoint, Path], Settings]
-
-
-def _agent(
-    title: str, install: str, *, program: str = "", first_prompt: int, cleared: Sequence[str] = ()
-) -> Callable[[_Settings], _Settings]:
-    """Add the agent whose settings a function makes. The function has its name."""
-
-    def add(settings: _Settings) -> _Settings:
-        name = settings.__name__.removeprefix("_")
-        AGENTS[name] = Agent(
-            title=title,
-            program=program or name,
-            install=install,
-            settings=settings,
-            first_prompt=first_prompt,
-            cleared=cleared,
-        )
-        return settings
-
-    return add
-
-
-@_agent("Codex", "npm install -g @openai/codex", first_prompt=9_000)
 def _codex(endpoint: Endpoint, _folder: Path) -> Settings:
     provider = f"model_providers.{_PROVIDER}"
     overrides: dict[str, str | int | bool] = {
@@ -130,12 +102,6 @@ def _codex(endpoint: Endpoint, _folder: Path) -> Settings:
     )
 
 
-@_agent(
-    "Claude Code",
-    "npm install -g @anthropic-ai/claude-code",
-    first_prompt=20_000,
-    cleared=["ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"],
-)
 def _claude(endpoint: Endpoint, folder: Path) -> Settings:
     models = ("OPUS", "SONNET", "HAIKU")
     environ = {
@@ -160,7 +126,6 @@ def _claude(endpoint: Endpoint, folder: Path) -> Settings:
     )
 
 
-@_agent("opencode", "npm install -g opencode-ai", first_prompt=8_000)
 def _opencode(endpoint: Endpoint, _folder: Path) -> Settings:
     model = f"{_PROVIDER}/{endpoint.model}"
     kinds = ["text", "image"] if endpoint.sees_images else ["text"]
@@ -198,7 +163,6 @@ def _opencode(endpoint: Endpoint, _folder: Path) -> Settings:
     )
 
 
-@_agent("Qwen Code", "npm install -g @qwen-code/qwen-code", first_prompt=19_000)
 def _qwen(endpoint: Endpoint, folder: Path) -> Settings:
     defaults = {
         "general": {"enableAutoUpdate": False},
@@ -219,7 +183,6 @@ def _qwen(endpoint: Endpoint, folder: Path) -> Settings:
     )
 
 
-@_agent("Cline", "npm install -g cline", first_prompt=5_500)
 def _cline(endpoint: Endpoint, folder: Path) -> Settings:
     provider = "openai-compatible"
     settings = {
@@ -251,7 +214,6 @@ def _cline(endpoint: Endpoint, folder: Path) -> Settings:
     )
 
 
-@_agent("Continue", "npm install -g @continuedev/cli", program="cn", first_prompt=2_000)
 def _continue(endpoint: Endpoint, folder: Path) -> Settings:
     kinds = ["tool_use", "image_input"] if endpoint.sees_images else ["tool_use"]
     model = {
@@ -276,7 +238,6 @@ def _continue(endpoint: Endpoint, folder: Path) -> Settings:
     )
 
 
-@_agent("pi", "npm install -g @mariozechner/pi-coding-agent", first_prompt=1_500)
 def _pi(endpoint: Endpoint, folder: Path) -> Settings:
     model = {
         "id": endpoint.model,
@@ -303,7 +264,6 @@ def _pi(endpoint: Endpoint, folder: Path) -> Settings:
     )
 
 
-@_agent("aider", "pip install aider-chat", first_prompt=1_000)
 def _aider(endpoint: Endpoint, folder: Path) -> Settings:
     model = f"openai/{endpoint.model}"
     metadata = {
@@ -339,7 +299,6 @@ def _aider(endpoint: Endpoint, folder: Path) -> Settings:
     )
 
 
-@_agent("gptme", "pip install gptme", first_prompt=9_000)
 def _gptme(endpoint: Endpoint, _folder: Path) -> Settings:
     return Settings(
         arguments=["--model", f"local/{endpoint.model}", "--tool-format", "tool"],
@@ -350,3 +309,20 @@ def _gptme(endpoint: Endpoint, _folder: Path) -> Settings:
             "GPTME_TIKTOKEN_TIMEOUT": "0",  # count by characters, and download no vocabulary
         },
     )
+
+
+#: The agents, by the word that names each on the command line.
+AGENTS: Mapping[str, Agent] = {
+    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", _codex, 9_000),
+    "claude": Agent(
+        "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", _claude, 20_000,
+        cleared=["ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"],
+    ),
+    "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", _opencode, 8_000),
+    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", _qwen, 19_000),
+    "cline": Agent("Cline", "cline", "npm install -g cline", _cline, 5_500),
+    "continue": Agent("Continue", "cn", "npm install -g @continuedev/cli", _continue, 2_000),
+    "pi": Agent("pi", "pi", "npm install -g @mariozechner/pi-coding-agent", _pi, 1_500),
+    "aider": Agent("aider", "aider", "pip install aider-chat", _aider, 1_000),
+    "gptme": Agent("gptme", "gptme", "pip install gptme", _gptme, 9_000),
+}  # fmt: skip

@@ -51,10 +51,6 @@ _TAIL = f"""
   --completion-bash           print a script for bash that completes flags, and exit
 """
 
-_COMPLETION = """\
-complete -o default -W '{words}' trioserve
-"""
-
 
 def first_page(width: int | None = None) -> str:
     """The commands, the most common flags, and where the others are."""
@@ -190,4 +186,5 @@ def devices_text() -> str:
 
 def completion_text() -> str:
     """A line for bash that completes commands, flags and file names."""
-    return _COMPLETION.format(words=" ".join([*COMMANDS, *BY_NAME, CONFIG_FLAG, *ACTIONS]))
+    words = " ".join([*COMMANDS, *BY_NAME, CONFIG_FLAG, *ACTIONS])
+    return f"complete -o default -W '{words}' trioserve\n"

@@ -161,7 +161,10 @@ class McpApp:
                 if self._keys.needed:
                     key = access.shown_key(headers)
                     await self._keys.check(key)
-                    scope["user"] = _user_of(key)
+                    # The owner of a session, which the SDK gives to no other key.
+                    scope["user"] = AuthenticatedUser(
+                        AccessToken(token=key, client_id=key, scopes=[])
+                    )
                     held.belongs_to(key)
                     set_client(key)
                 if method == "POST":
@@ -234,11 +237,6 @@ def _with_body(body: bytes, receive: _Receive) -> _Receive:
         return messages.pop() if messages else await receive()
 
     return receive_more
-
-
-def _user_of(key: str) -> AuthenticatedUser:
-    """The owner of a session, which the SDK gives to no other key."""
-    return AuthenticatedUser(AccessToken(token=key, client_id=key, scopes=[]))
 
 
 async def _discard(receive: _Receive) -> None:

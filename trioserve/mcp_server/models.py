@@ -11,7 +11,7 @@ import msgspec
 
 from trioserve.errors import UnavailableError
 from trioserve.fair_limiter import current_client
-from trioserve.models.catalog import Catalog, find_for
+from trioserve.models.catalog import find_for
 from trioserve.router.answers import AnswerEvent, Models, Usage
 from trioserve.router.client import ServerAnswer, ServerClient, connected_to
 from trioserve.router.fleet import Fleet, send_to_model
@@ -53,19 +53,17 @@ class _OwnModels:
 
     Args:
         fleet: the processes.
-        catalog: the models.
         keys: of the processes. A call names its client, by its key or else its address, so that
             clients take turns there, and keys share no cache.
     """
 
-    def __init__(self, fleet: Fleet, catalog: Catalog, keys: Keys) -> None:
+    def __init__(self, fleet: Fleet, keys: Keys) -> None:
         self._fleet = fleet
-        self._catalog = catalog
         self._keys = keys
 
     def client(self, name: str | None, tell: Tell) -> ServerClient:
         """See `ModelSource.client`."""
-        entry = find_for(self._keys.find(current_client()), self._catalog, name)
+        entry = find_for(self._keys.find(current_client()), self._fleet.catalog, name)
 
         def waits(waiting: QueueStatus) -> None:
             share = "" if waiting.progress is None else f": {waiting.progress:.0%}"
@@ -96,7 +94,7 @@ class _OwnModels:
         key = self._keys.find(current_client())
         names = [
             one.name
-            for one in self._catalog.entries.values()
+            for one in self._fleet.catalog.entries.values()
             if not one.hidden and (key is None or key.may_use(one.name, *one.aliases))
         ]
         return [Listed(name, self._fleet.state(name).value.value) for name in names]
@@ -120,18 +118,11 @@ async def models_of_server(
 
 
 @asynccontextmanager
-async def models_of_catalog(
-    catalog: Catalog, *, max_models: int, max_memory: int, keys: Keys
-) -> AsyncIterator[ModelSource]:
-    """The models of a catalog, as `Fleet` runs them. Leaving the block ends their processes."""
-    async with Fleet(catalog, max_models=max_models, max_memory=max_memory) as fleet:
-        yield models_of_fleet(fleet, catalog, keys)
-
-
-def models_of_fleet(fleet: Fleet, catalog: Catalog, keys: Keys) -> ModelSource:
-    """The models of a catalog, in the processes of a fleet, which have these keys."""
-    own = _OwnModels(fleet, catalog, keys)
-    return ModelSource(own.client, own.listed)
+async def models_of_fleet(fleet: Fleet, keys: Keys) -> AsyncIterator[ModelSource]:
+    """The models of a fleet, whose processes have these keys. Leaving the block ends them."""
+    own = _OwnModels(fleet, keys)
+    async with fleet:
+        yield ModelSource(own.client, own.listed)
 
 
 class ChatResult(msgspec.Struct, kw_only=True):

@@ -525,7 +525,8 @@ class ScriptedSampler:
         assert [key for key in prompt if key >= 0] == self._tokens, "the prompt is another one"
         self._prompt = prompt
         reply = self._backend.script(self._backend.chunks.text(prompt))
-        self._reply = bytes(self._said) + (_prefix(self._adapters) + reply).encode()
+        adapters = "".join(f"<{id_}:{scale:g}>" for id_, scale in self._adapters)
+        self._reply = bytes(self._said) + (adapters + reply).encode()
 
     def attach(self, seq: int) -> None:
         """Take the sequence, which no other sampler has."""
@@ -564,8 +565,7 @@ class ScriptedSampler:
     def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
         """Sample a token with probability 1."""
         token = self.sample(row)
-        chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
-        return token, TokenProbs(chosen, Candidates.of(*[chosen] * min(n, 1)))
+        return token, self.probs(row, token, n, post=post)
 
     def accept(self, token: TokenId) -> None:
         """Insert a token into the reply; the script continues after it."""
@@ -592,7 +592,3 @@ class ScriptedSampler:
             self.detach()
             self.closed = True
             self._backend.n_samplers -= 1
-
-
-def _prefix(adapters: Adapters) -> str:
-    return "".join(f"<{id_}:{scale:g}>" for id_, scale in adapters)

@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from trioserve.cli.address import Address, place_of, take_value
-from trioserve.cli.serving import hypercorn_config, open_sockets, url_of
+from trioserve.cli.serving import fleet_of, hypercorn_config, open_sockets, url_of
 from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config, logs
 from trioserve.config.parse import parse
@@ -79,7 +79,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 def _own(
     config: Config, keys: Keys, words: Sequence[str], environ: Mapping[str, str]
 ) -> AbstractAsyncContextManager[ModelSource]:
-    from trioserve.mcp_server.models import models_of_catalog
+    from trioserve.mcp_server.models import models_of_fleet
 
     if config.model_named is None and not config.rpc:
         catalog = Catalog(config, words, environ)
@@ -88,12 +88,7 @@ def _own(
             with gguf.read(resolve(config.model)):  # report a bad file now, not at the first call
                 pass
         catalog = OneModel(config, words, environ, load_on_startup=False)
-    return models_of_catalog(
-        catalog,
-        max_models=config.models_max,
-        max_memory=config.models_memory * 2**20,
-        keys=keys,
-    )
+    return models_of_fleet(fleet_of(config, catalog), keys)
 
 
 async def _serve(models: AbstractAsyncContextManager[ModelSource], serve: Serve) -> None:

@@ -196,13 +196,12 @@ class TerminalChat:
         try:
             with trio.CancelScope() as self._answering:
                 await self._stream(body, answer)
-        except TrioServeError as error:
+        except (TrioServeError, BaseExceptionGroup) as failure:
             self.messages.pop()
+            error = first_error(failure)
+            if not isinstance(error, TrioServeError):
+                raise error from None
             self._write("\n" * bool(answer) + f"{error.message}\n")
-            return False
-        except BaseExceptionGroup as group:
-            self.messages.pop()
-            self._write("\n" * bool(answer) + f"{_message_of(group)}\n")
             return False
         finally:
             self._answering = None
@@ -226,14 +225,6 @@ class TerminalChat:
     def _write(self, text: str) -> None:
         self.output.write(text)
         self.output.flush()
-
-
-def _message_of(group: BaseExceptionGroup[BaseException]) -> str:
-    """The message of the only error. Raises the error if it is no `TrioServeError`."""
-    error = first_error(group)
-    if not isinstance(error, TrioServeError):
-        raise error
-    return error.message
 
 
 async def _message(read: Callable[[str], str]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 import re
 from collections.abc import Iterable, Sequence
 from typing import Self
@@ -132,18 +131,13 @@ def projector_beside(paths: Iterable[str], model: str) -> str | None:
     It is the one in the nearest folder on the way up from the model; among several there, the one
     whose weights have about as many bits.
     """
-    bits = _bits(model)
-    folder = os.path.dirname(model)
+    bits, folder = _bits(model), _folder_of(model)
     found = [
         path
         for path in paths
-        if path.endswith(".gguf") and "mmproj" in path and _is_above(os.path.dirname(path), folder)
+        if path.endswith(".gguf") and "mmproj" in path and folder.startswith(_folder_of(path))
     ]
-    return min(
-        found,
-        key=lambda path: (-path.count("/"), abs(_bits(path) - bits)),
-        default=None,
-    )
+    return min(found, key=lambda path: (-path.count("/"), abs(_bits(path) - bits)), default=None)
 
 
 def _bits(path: str) -> int:
@@ -151,6 +145,6 @@ def _bits(path: str) -> int:
     return 0 if name is None else name.bits
 
 
-def _is_above(folder: str, other: str) -> bool:
-    """Whether a folder is the other one, or above it."""
-    return not folder or folder == other or other.startswith(f"{folder}/")
+def _folder_of(path: str) -> str:
+    """The folder of a file, with the slash at its end; empty at the top."""
+    return path[: path.rfind("/") + 1]
