@@ -8,7 +8,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from trioserve.config.keys import Key, KeyLimits, digest_of, parse_keys
+from trioserve.config.keys import Key, digest_of, parse_keys
 from trioserve.errors import ConfigError
 
 HASH = f'hash = "sha256:{digest_of("a").hex()}"'
@@ -34,7 +34,8 @@ def test_a_key_with_everything() -> None:
         digest=digest_of("a"),
         may_manage=True,
         models=("qwen3-*", "gemma"),
-        limits=KeyLimits(requests=10, tokens=0),
+        requests=10,
+        tokens=0,
         daily_tokens=1000,
         priority=5,
         weight=2.0,

@@ -239,11 +239,9 @@ async def test_a_key_loads_and_sees_only_what_it_may_use(tmp_path: Path) -> None
     file.write_text(table("own", "its-own-key", 'models = ["one"]'))
     keys = Keys(Config(keys_file=str(file)))
     keys.load()
-    with working_for("its-own-key"):
-        async with models_of_fleet(cast(Fleet, fleet), keys) as models:
-            pass
+    async with models_of_fleet(cast(Fleet, fleet), keys) as models:
         for name, kind in (("two", PermissionDeniedError), ("three", UnknownModelError)):
-            with pytest.raises(kind) as refused:
+            with working_for("its-own-key"), pytest.raises(kind) as refused:
                 models.client(name, print)
             assert "one" not in refused.value.message
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from attrs.converters import optional
 
 from trioserve.config import readers
 from trioserve.config.unsupported import did_you_mean
@@ -44,12 +45,9 @@ _NAME_OF_FLAG = re.compile(r"key-[0-9]+", re.ASCII)
 _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})", re.ASCII)
 
 
-@attrs.frozen(kw_only=True)
-class KeyLimits:
-    """Requests and tokens a minute. None: as for all keys; 0: no limit."""
-
-    requests: int | None = None
-    tokens: int | None = None
+def _digest(given: bytes | str) -> bytes:
+    """Read a hash of the file."""
+    return bytes.fromhex(given.removeprefix("sha256:")) if isinstance(given, str) else given
 
 
 @attrs.frozen(kw_only=True)
@@ -61,20 +59,22 @@ class Key:
         digest: its SHA-256.
         may_manage: whether it may change the server, or what other clients have.
         models: patterns of the names of the models that it may use, as of files; None: all.
-        limits: its own limits of requests and tokens a minute.
+        requests: the requests of a minute; None: as for all keys; 0: any number.
+        tokens: the tokens of a minute, in the same way.
         daily_tokens: the tokens of prompts and outputs that it may use in a day; 0: any number.
         priority: the highest `priority` that it may ask for.
         weight: its turns in each round of the queue.
     """
 
     name: str
-    digest: bytes = attrs.field(repr=False)
+    digest: bytes = attrs.field(repr=False, converter=_digest)
     may_manage: bool = False
-    models: tuple[str, ...] | None = None
-    limits: KeyLimits = KeyLimits()
+    models: tuple[str, ...] | None = attrs.field(default=None, converter=optional(tuple))
+    requests: int | None = None
+    tokens: int | None = None
     daily_tokens: int = 0
     priority: int = 0
-    weight: float = 1.0
+    weight: float = attrs.field(default=1.0, converter=float)
 
     def may_use(self, *names: str) -> bool:
         """Whether it may use a model, which has these names."""
@@ -164,30 +164,18 @@ def _read_key(name: str, table: Any, place: _Place) -> Key:
         if field not in _FIELDS:
             hint = did_you_mean(field, list(_FIELDS)) or f"; there are {', '.join(_FIELDS)}"
             raise place.error(field, f"is unknown{hint}")
-        is_valid, expected = _FIELDS[field]
+        attribute, is_valid, expected = _FIELDS[field]
         if not is_valid(value):
             # What is meant to be a hash may be the key itself.
             shown = "" if field == "hash" else f", not {value!r:.80}"
             raise place.error(field, f"must be {expected}{shown}")
-        values[field] = value
-    if "hash" not in values:
+        values[attribute] = value
+    if "digest" not in values:
         raise place.error(None, "has no hash")
-    digest = bytes.fromhex(values["hash"].removeprefix("sha256:"))
-    if digest == digest_of(""):
+    key = Key(name=name, **values)
+    if key.digest == digest_of(""):
         raise place.error("hash", "is that of an empty key")
-    models = values.get("models")
-    return Key(
-        name=name,
-        digest=digest,
-        may_manage=values.get("manage", False),
-        models=None if models is None else tuple(models),
-        limits=KeyLimits(
-            requests=values.get("requests-per-minute"), tokens=values.get("tokens-per-minute")
-        ),
-        daily_tokens=values.get("tokens-per-day", 0),
-        priority=values.get("priority", 0),
-        weight=float(values.get("weight", 1.0)),
-    )
+    return key
 
 
 def check_name(name: str, error: Callable[[str | None, str], ConfigError]) -> None:
@@ -199,7 +187,7 @@ def check_name(name: str, error: Callable[[str | None, str], ConfigError]) -> No
 
 
 def _between(low: float, high: float, *kinds: type) -> Callable[[Any], bool]:
-    """Make a check for a number of some kinds, of which a truth value is none."""
+    """Make a check for a number of some kinds; a truth value is no number."""
     return lambda value: type(value) in kinds and low <= value <= high
 
 
@@ -211,17 +199,17 @@ def _are_patterns(value: Any) -> bool:
 
 _NUMBER = _between(0, _MAX_NUMBER, int), f"an integer from 0 to {_MAX_NUMBER}; 0 = no limit"
 
-#: The fields of a key in the file: whether a value is valid, and what is.
-_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "hash": (lambda value: isinstance(value, str) and bool(_HASH.fullmatch(value)),
+#: The fields of a key in the file: the attribute of `Key`, whether a value is valid, and what is.
+_FIELDS: Mapping[str, tuple[str, Callable[[Any], bool], str]] = {
+    "hash": ("digest", lambda value: isinstance(value, str) and bool(_HASH.fullmatch(value)),
              "sha256: and 64 hexadecimal digits"),
-    "manage": (lambda value: isinstance(value, bool), "true or false"),
-    "models": (_are_patterns, "a list of names of models"),
-    "requests-per-minute": _NUMBER,
-    "tokens-per-minute": _NUMBER,
-    "tokens-per-day": _NUMBER,
-    "priority": (_between(0, MAX_PRIORITY, int), "an integer from 0 to 100"),
-    "weight": (_between(0.001, 1000, int, float), "a number from 0.001 to 1000"),
+    "manage": ("may_manage", lambda value: isinstance(value, bool), "true or false"),
+    "models": ("models", _are_patterns, "a list of names of models"),
+    "requests-per-minute": ("requests", *_NUMBER),
+    "tokens-per-minute": ("tokens", *_NUMBER),
+    "tokens-per-day": ("daily_tokens", *_NUMBER),
+    "priority": ("priority", _between(0, MAX_PRIORITY, int), "an integer from 0 to 100"),
+    "weight": ("weight", _between(0.001, 1000, int, float), "a number from 0.001 to 1000"),
 }  # fmt: skip
 
 

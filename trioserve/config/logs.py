@@ -56,9 +56,8 @@ class Sink:
         self.n_lost = 0
         self._stream = stream
         self._name = name
-        buffer: Any = getattr(
-            stream, "buffer", stream
-        )  # a raw file already, if Python does not buffer
+        # A raw file already, if Python does not buffer.
+        buffer: Any = getattr(stream, "buffer", stream)
         is_raw = isinstance(buffer, io.RawIOBase)
         self._raw: io.RawIOBase | None = buffer if is_raw else getattr(buffer, "raw", None)
         self._poll = _poll_of(self._raw)
@@ -139,7 +138,10 @@ def configure(config: Config, stream: TextIO | None = None) -> None:
         form = "%H:%M:%S" if pretty and file is None else "iso"
         shared += [structlog.processors.TimeStamper(fmt=form, utc=form == "iso")]
     colors = is_terminal if config.log_colors == "auto" else config.log_colors == "on"
-    renderers = [_console(colors)] if pretty else _JSON
+    console: Processor = structlog.dev.ConsoleRenderer(
+        colors=colors, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+    )
+    renderers = [console] if pretty else _JSON
     if file is not None:
         renderers = [_copied_to(Sink(file, "the log file")), *renderers]
     structlog.configure(
@@ -174,12 +176,6 @@ def _copied_to(sink: Sink) -> Processor:
         return event
 
     return copy
-
-
-def _console(colors: bool) -> Processor:
-    return structlog.dev.ConsoleRenderer(
-        colors=colors, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
-    )
 
 
 def _ordered(_logger: Any, _method: str, event: EventDict) -> EventDict:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trioserve.cli.commands import run
-from trioserve.config.keys import KeyLimits, digest_of, read_keys
+from trioserve.config.keys import digest_of, read_keys
 
 HASH = f'hash = "sha256:{digest_of("a").hex()}"'
 
@@ -50,7 +50,7 @@ def test_all_settings(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keys(path, "add", "alice", *words) == 0
     (key,) = read_keys(str(path))
     assert key.may_manage and key.models == ("qwen3-*", "gemma")
-    assert key.limits == KeyLimits(requests=5, tokens=0)
+    assert (key.requests, key.tokens) == (5, 0)
     assert (key.daily_tokens, key.priority, key.weight) == (9, 3, 1.5)
     capsys.readouterr()
     assert keys(path, "list") == 0

@@ -236,12 +236,8 @@ def _named(models: Mapping[str, str]) -> str:
 def _write(options: Options, measured: Measured) -> None:
     """Print what comes at the end, and write the files."""
     results = measured.results
-    shown = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in attrs.asdict(options).items()
-    }
-    plain = {"models": measured.models, **report.plain(results, shown)}
-    whole = json.dumps(plain, indent=1) + "\n"
+    plain = {"models": measured.models, **report.plain(results, attrs.asdict(options))}
+    whole = json.dumps(plain, indent=1, default=str) + "\n"  # of paths
     if options.output == "csv":
         print(report.csv_text(results), end="")
     elif options.output == "json":

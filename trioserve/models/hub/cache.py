@@ -25,7 +25,7 @@ from filelock import FileLock
 from trioserve.config.folders import expanded, user_cache
 from trioserve.errors import ConfigError, HubError, HubNotFoundError, UnknownQuantError
 from trioserve.models.gguf import GgufName
-from trioserve.models.hub.download import disk_errors, try_lock, write_text
+from trioserve.models.hub.download import disk_errors, try_lock
 from trioserve.models.hub.reference import (
     HubReference,
     choose,
@@ -141,10 +141,6 @@ class RepoFolder:
                 os.replace(blob, link)  # where there are no links, a file has only this name
         return link
 
-    def set_ref(self, branch: str, commit: str) -> None:
-        """Note which commit is the newest of a branch."""
-        write_text(self.path / "refs" / branch, commit)
-
     def snapshots(self) -> list[Path]:
         """The folders of the commits: that of main first, then the newest ones."""
         try:
@@ -180,19 +176,15 @@ class RepoFolder:
 
     def unlink(self, is_gone: Callable[[str], bool]) -> None:
         """Delete files from all commits, and the blobs that no file links to any more."""
-        links = [snapshot / path for snapshot in self.snapshots() for path in _files_in(snapshot)]
-        gone = [link for link in links if is_gone(self._path_of(link))]
+        paths = [(one / path, path) for one in self.snapshots() for path in _files_in(one)]
+        gone = [link for link, path in paths if is_gone(path)]
         blobs = {_target_of(link) for link in gone}
         for link in gone:
             link.unlink()
-        kept = {_target_of(link) for link in links if link.is_symlink()}
+        kept = {_target_of(link) for link, _ in paths if link.is_symlink()}
         for blob in blobs - kept:
             if blob.parent == self.path / "blobs":
                 blob.unlink(missing_ok=True)
-
-    def _path_of(self, link: Path) -> str:
-        """The path in the repository of a file in a snapshot."""
-        return "/".join(link.relative_to(self.path / "snapshots").parts[1:])
 
     def _model(self, snapshot: Path, paths: list[str], path: str) -> HubModel | None:
         try:

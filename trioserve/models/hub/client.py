@@ -74,11 +74,6 @@ class HubResponse:
         self._body = body
         self._failure: HubUnavailableError | None = None
 
-    @property
-    def length(self) -> int | None:
-        """How many bytes the body has, if the server sends its length."""
-        return whole_number(self.headers.get("content-length", ""))
-
     async def batch(self) -> list[bytes]:
         """Read about a megabyte, or what comes within a moment; nothing at the end.
 

@@ -40,6 +40,7 @@ from trioserve.models.hub.client import (
 )
 from trioserve.models.hub.download import DownloadTarget, OnProgress, download, write_text
 from trioserve.models.hub.reference import HubReference, choose, name_of, projector_beside
+from trioserve.whole_numbers import whole_number
 
 _log = get_logger("trioserve.hub")
 
@@ -132,7 +133,7 @@ def _publish(folder: RepoFolder, model: RemoteModel) -> HubModel:
     commit = model.listing.commit
     for path, file in model.everything.items():
         folder.link(commit, path, file.digest or "")
-    folder.set_ref(model.listing.branch, commit)
+    write_text(folder.path / "refs" / model.listing.branch, commit)
     found = folder.model(commit, next(iter(model.files)))
     assert found is not None
     return found
@@ -215,7 +216,8 @@ async def _ask(client: HttpClient, url: str, place: Path) -> DownloadTarget:
 
 
 def _target_at(url: str, name: str, answer: HubResponse, place: Path) -> DownloadTarget:
-    headers, size = answer.headers, answer.length
+    headers = answer.headers
+    size = whole_number(headers.get("content-length", ""))
     linked = headers.get("x-linked-etag", "").strip('"')
     # Changes when the file does.
     version = linked or headers.get("etag") or headers.get("last-modified") or ""

@@ -8,7 +8,6 @@ from time import monotonic
 
 import attrs
 
-from trioserve.config.keys import KeyLimits
 from trioserve.errors import RateLimitError
 from trioserve.server.keys import Keys
 
@@ -114,10 +113,10 @@ class RateLimits:
     def _limits_of(self, client: str) -> dict[str, int]:
         """The limits of a client by their names, without those that it does not have."""
         key = None if self._keys is None else self._keys.find(client)
-        own = KeyLimits() if key is None else key.limits
+        own = (None, None) if key is None else (key.requests, key.tokens)
         limits = {
-            "requests": self._n_requests if own.requests is None else own.requests,
-            "tokens": self._n_tokens if own.tokens is None else own.tokens,
+            "requests": self._n_requests if own[0] is None else own[0],
+            "tokens": self._n_tokens if own[1] is None else own[1],
         }
         return {what: n for what, n in limits.items() if n}
 
