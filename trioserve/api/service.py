@@ -22,7 +22,6 @@ from trio_util import AsyncValue
 
 from trioserve.api import metrics
 from trioserve.api.base import errors
-from trioserve.api.base.answers import Success
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.described import Model, adapters_of, of_server, properties_of
@@ -450,14 +449,6 @@ class Service(AppState):
     async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Describe the server."""
         return json(properties_of(self.use(None, caller)))
-
-    async def set_properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
-        """Say yes, if flags allow to change properties: there is none to change yet."""
-        if not self.server.config.props_endpoint:
-            raise NotSupportedError(
-                "This server does not support changing global properties. Start it with `--props`"
-            )
-        return json(Success(True))
 
     async def metrics(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Write the metrics of the server."""

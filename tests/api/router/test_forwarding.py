@@ -38,6 +38,8 @@ async def test_the_body_names_the_model() -> None:
         for model, text in (("one", "first"), ("two", "second"), ("TW", "second")):
             body = {**CHAT, "model": model}
             assert text_of(await router.client.post("/v1/chat/completions", json=body)) == text
+        answer = await router.client.post("/props", json={"model": "two"})
+        assert answer.status_code == 501  # as a model without --props answers
         await router.service.n_forwarded.wait_value(0)
         assert router.fleet.users == []
 

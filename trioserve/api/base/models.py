@@ -144,10 +144,6 @@ class Models(ABC):
         """Describe what serves, or the model that a query names."""
 
     @abstractmethod
-    async def set_properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
-        """Set the properties of the model that a query names. Raises NotSupportedError."""
-
-    @abstractmethod
     async def metrics(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Write the metrics, or those of the model that a query names, in Prometheus' format.
 

@@ -7,5 +7,12 @@ from trioserve.api.llama import adapters, admin, completion, rerank, slots
 
 VENDOR = Vendor(
     name="llama",
-    routes=(admin.routes, adapters.routes, completion.routes, rerank.routes, slots.routes),
+    routes=(
+        admin.routes,
+        admin.of_model,
+        adapters.routes,
+        completion.routes,
+        rerank.routes,
+        slots.routes,
+    ),
 )

@@ -19,12 +19,13 @@ from trioserve.api.base.routes import Query, Routes, lists_models, manages
 from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Feed
 from trioserve.config.keys import Key
-from trioserve.errors import NotFoundError, UnknownModelError
+from trioserve.errors import NotFoundError, NotSupportedError, UnknownModelError
 
 if TYPE_CHECKING:
     from trioserve.router.states import FleetEvent
 
 routes = Routes()
+of_model = Routes(of_model=True)
 
 
 @routes.get("/health")
@@ -53,13 +54,17 @@ async def props(query: Query, caller: Caller, models: Models) -> Reply:
     return await models.properties(query, caller)
 
 
-@routes.post("/props")
+@of_model.post("/props")
 @manages
 @takes(None)
 @gives(Success)
 async def set_props(query: Query, caller: Caller, models: Models) -> Reply:
     """Say yes and change nothing, as llama-server does: there is no property to change yet."""
-    return await models.set_properties(query, caller)
+    if not models.use(query.get("model"), caller).config.props_endpoint:
+        raise NotSupportedError(
+            "This server does not support changing global properties. Start it with `--props`"
+        )
+    return json(Success(True))
 
 
 @routes.get("/metrics")

@@ -205,10 +205,6 @@ class RouterService(AppState):
         most, autoload = config.models_max, config.models_autoload
         return reply.json(properties_of_many(config, max_models=most, autoload=autoload))
 
-    async def set_properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
-        """Have a model set its properties."""
-        return await self.forwarder.of_model("/props", query, caller)
-
     async def metrics(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Write the metrics of the router, and of the models that are loaded."""
         if query.get("model"):
