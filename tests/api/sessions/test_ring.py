@@ -138,3 +138,21 @@ def test_a_reader_that_begins_within_a_mark_gets_the_rest_of_its_event() -> None
     ring.append(b"one\n\ntwo\n\n")
     assert ring.read(4, 1) == b"\n"
     assert ring.read(4, 100) == b"\ntwo\n\n"
+
+
+def test_an_event_is_found_by_its_number() -> None:
+    ring, ends = Ring(2**16, MARK), list[int]()
+    for i in range(9000):
+        ring.append(b"event %d" % i + MARK)
+        ends.append(ring.end)
+        if i % 3 == 0:
+            ring.append(b": a comment" + MARK)
+    first = ring.n_dropped
+    assert 0 < first < 8000
+    for number in (first, first + 1, first + 999, 8500, 8998, 8999):
+        assert ring.after(number, "n") == ends[number]
+    for number in (0, first - 1):
+        with pytest.raises(OffsetError, match="not kept"):
+            ring.after(number, "n")
+    with pytest.raises(OffsetError, match="above 8999"):
+        ring.after(9000, "n")
