@@ -32,7 +32,7 @@ ACCEPTED = sorted(name for one in unsupported.table() for name in one.accepted)
 @pytest.mark.parametrize("flag", ACCEPTED)
 def test_what_cannot_matter_is_noted(flag: str) -> None:
     found = unsupported.flags()[flag]
-    value = ["2"] if found.takes_value else []
+    value = [] if found.negative else ["2"]
     parsed = parse([flag, *value, "--port", "1"], {})
     assert parsed.config == Config(port=1)
     assert parsed.notes == (f"{flag} has no effect: {found.why}",)

@@ -61,13 +61,13 @@ class Result:
 
     def notes(self) -> list[str]:
         """What has to be known of the samples, once each."""
-        found = {
-            f"{name}: {note}": None
+        found = (
+            f"{name}: {note}"
             for name, samples in self.samples.items()
             for one in samples
             for note in one.notes
-        }
-        return list(found)
+        )
+        return list(dict.fromkeys(found))
 
 
 # -- the table

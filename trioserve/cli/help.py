@@ -6,7 +6,6 @@ import platform
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable
 from importlib.metadata import version
 
 from trioserve import llama
@@ -96,11 +95,8 @@ def _commands(width: int) -> str:
 
 
 def _group(group: str, width: int) -> str:
-    return f"\n{group}\n" + _entries([one for one in FLAGS if one.group == group], width)
-
-
-def _entries(flags: Iterable[Flag], width: int) -> str:
-    return "".join(f"{_entry(one, width)}\n" for one in flags)
+    entries = (f"{_entry(one, width)}\n" for one in FLAGS if one.group == group)
+    return f"\n{group}\n{''.join(entries)}"
 
 
 def value_name(flag: Flag) -> str:

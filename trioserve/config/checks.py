@@ -63,10 +63,6 @@ def _must(hold: Callable[[Any], object], message: str) -> Check:
     return check
 
 
-def _is_directory(path: str) -> bool:
-    return Path(path).is_dir()
-
-
 def _may_be_directory(path: str) -> bool:
     """Whether it is a directory, or could be made as one."""
     expanded = Path(os.path.expanduser(path)).absolute()  # it does not raise
@@ -115,9 +111,9 @@ api_key = _must(
     lambda key: isinstance(key, str) and key.strip(),
     "{name} holds a key that is empty or not text",
 )
-directory = _must(_is_directory, "{name} is {value!r}, which is not a directory")
+directory = _must(os.path.isdir, "{name} is {value!r}, which is not a directory")
 new_directory = _must(_may_be_directory, "{name} is {value!r}, which is not a directory")
-one_directory = _must(_is_directory, "{name} has {value!r}, which is not a directory")
+one_directory = _must(os.path.isdir, "{name} has {value!r}, which is not a directory")
 match = _must(
     lambda way: way in ("exact", "case", "part"),
     "{name} must be some of exact, case and part, not {value!r}",

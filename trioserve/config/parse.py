@@ -187,7 +187,7 @@ class _CommandLine:
                 self._put(flag, name, value)
             elif (other := unsupported.flags().get(name)) is not None:
                 self._notes.append(unsupported.note(name, name, "flag"))
-                if other.takes_value:
+                if not other.negative:  # all switches that are accepted have an opposite
                     self._value(name, value)
             else:
                 hint = unsupported.did_you_mean(

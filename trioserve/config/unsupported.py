@@ -98,11 +98,6 @@ class UnsupportedFlag:
     accepted: frozenset[str]  # names that have no effect; the others are rejected
     why: str
 
-    @property
-    def takes_value(self) -> bool:
-        """Whether a value follows; all switches that are accepted have an opposite."""
-        return not self.negative
-
 
 @cache
 def table() -> tuple[UnsupportedFlag, ...]:

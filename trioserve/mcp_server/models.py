@@ -48,6 +48,7 @@ class ModelSource:
         return await self.client(body.get("model"), tell).ask(path, body, form=form)
 
 
+@attrs.frozen
 class _OwnModels:
     """Models in processes that are started when they are first needed.
 
@@ -57,9 +58,8 @@ class _OwnModels:
             clients take turns there, and keys share no cache.
     """
 
-    def __init__(self, fleet: Fleet, keys: Keys) -> None:
-        self._fleet = fleet
-        self._keys = keys
+    _fleet: Fleet
+    _keys: Keys
 
     def client(self, name: str | None, tell: Tell) -> ServerClient:
         """See `ModelSource.client`."""

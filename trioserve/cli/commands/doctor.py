@@ -377,15 +377,13 @@ def _port(config: Config, *_others: object) -> Iterator[Finding]:
     else:
         where = config.host if config.host.endswith(".sock") else f"{config.host}:{config.port}"
         yield Finding(Level.OK, "address", f"{where} is free")
-    if not config.has_api_keys and not _is_private(config.host):
+    hosts = [one.strip() for one in config.host.split(",")]
+    is_private = all(is_local(one) or one.endswith(".sock") for one in hosts)
+    if not config.has_api_keys and not is_private:
         yield Finding(
             Level.WARNING, "address", "any client that reaches this machine can use the server",
             "set --api-key, or leave --host out",
         )  # fmt: skip
-
-
-def _is_private(host: str) -> bool:
-    return all(is_local(one.strip()) or one.strip().endswith(".sock") for one in host.split(","))
 
 
 def _limits(config: Config, *_others: object) -> Iterator[Finding]:

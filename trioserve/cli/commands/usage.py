@@ -62,7 +62,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         StoreError: the store cannot be read.
         TrioServeError: no server answers, or the answer is invalid.
     """
-    from trioserve.store.usage import day_before, day_of
+    from trioserve.store.usage import Group, UsageQuery, day_before, day_of
 
     words, switches = take(argv, "--json")
     given: dict[str, str | None] = {}
@@ -77,7 +77,10 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     elif words or given["--url"] is not None:
         raise ConfigError(f"usage: --store takes no {' '.join(words) or '--url'} beside it")
     else:
-        rows = _read(store, start, end, groups)
+        from trioserve.store.database import usage
+
+        query = UsageQuery(start=start, end=end, groups=cast(Sequence[Group], groups))
+        rows = usage(store, query)
     if "--json" in switches:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
     else:
@@ -101,13 +104,6 @@ def _days(text: str | None) -> int:
     if not 1 <= days <= 10_000:
         raise ConfigError(f"usage: --since must be a number of days, not {text!r}")
     return days
-
-
-def _read(path: str, start: str, end: str, groups: Sequence[str]) -> list[dict[str, Any]]:
-    from trioserve.store.database import usage
-    from trioserve.store.usage import Group, UsageQuery
-
-    return usage(path, UsageQuery(start=start, end=end, groups=cast(Sequence[Group], groups)))
 
 
 def _ask(address: Address, start: str, end: str, groups: Sequence[str]) -> list[dict[str, Any]]:

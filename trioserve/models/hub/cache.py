@@ -57,14 +57,6 @@ def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return user_cache(environ) / "huggingface" / "hub"
 
 
-def _folder() -> Path | None:
-    """`default_cache_dir`, or None if there is nothing in it because there is no such folder."""
-    try:
-        return default_cache_dir()
-    except ConfigError:
-        return None
-
-
 def default_endpoint(environ: Mapping[str, str] = os.environ) -> str:
     """The address of the hub."""
     return environ.get("MODEL_ENDPOINT") or environ.get("HF_ENDPOINT") or _ENDPOINT
@@ -211,8 +203,7 @@ def cached_models() -> list[HubModel]:
     Of several with one name, that of the newest commit counts.
     """
     found: dict[str, HubModel] = {}
-    folder = _folder()
-    for repo in [] if folder is None else _repos(folder):
+    for repo in _repos():
         for _, model in repo.models():
             found.setdefault(model.name, model)
     return sorted(found.values(), key=lambda model: model.name.lower())
@@ -220,10 +211,10 @@ def cached_models() -> list[HubModel]:
 
 def find(reference: HubReference) -> HubModel | None:
     """Find a model in the cache; None if it is not there, or not all of it."""
-    folder = _folder()
-    if folder is None:
+    try:
+        repo = RepoFolder(default_cache_dir(), reference.repo)
+    except ConfigError:  # there is no such folder
         return None
-    repo = RepoFolder(folder, reference.repo)
     if reference.file is not None:
         found = (repo.model(one.name, reference.file) for one in repo.snapshots())
         return next(filter(None, found), None)
@@ -298,10 +289,11 @@ def _clear(repo: RepoFolder) -> int:
     return size
 
 
-def _repos(cache: Path) -> Iterator[RepoFolder]:
+def _repos() -> Iterator[RepoFolder]:
     try:
+        cache = default_cache_dir()
         names = sorted(entry.name for entry in cache.iterdir())
-    except OSError:  # there is no cache yet
+    except (ConfigError, OSError):  # there is no cache yet
         return
     for name in names:
         repo = name.removeprefix(_PREFIX).replace("--", "/")
