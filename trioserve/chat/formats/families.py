@@ -25,6 +25,7 @@ from trioserve.chat.formats.syntax import (
     Parameters,
     QuotedName,
     Reasoning,
+    Step,
     ToolCalls,
 )
 
@@ -33,6 +34,12 @@ THINK = Reasoning("<think>", "</think>")
 #: Templates with these write calls in ``<tool_call>`` too, but not as JSON.
 _OTHER_CALLS = ("<function=", "<arg_key>", "<parameter=", "<invoke")
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
+
+
+def _name_to(mark: str) -> tuple[Step, ...]:
+    """The name of the function, and the marker behind it."""
+    return Name(until=(mark,)), Marker(mark)
+
 
 # -- one JSON object a call
 
@@ -101,12 +108,12 @@ GIGACHAT = ChatFormat(
 
 
 def _array(
-    start: str, *closing: str, call: JsonCall = _NAMED, short_ids: bool = False
+    start: str, *closing: str, call: tuple[Step, ...] = (_NAMED,), short_ids: bool = False
 ) -> ToolCalls:
     return ToolCalls(
         starts=(start,),
         opening=(Marker("["),),
-        call=(call,),
+        call=call,
         between=(",",),
         closing=("]", *closing),
         short_ids=short_ids,
@@ -138,7 +145,7 @@ _COHERE = JsonCall(
 COMMAND_R7B = ChatFormat(
     mentions=("<|START_ACTION|>",),
     reasoning=Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
-    tool_calls=_array("<|START_ACTION|>", "<|END_ACTION|>", call=_COHERE),
+    tool_calls=_array("<|START_ACTION|>", "<|END_ACTION|>", call=(_COHERE,)),
     dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
 )
 COMMAND_R = ChatFormat(
@@ -154,12 +161,10 @@ COMMAND_R = ChatFormat(
 APERTUS = ChatFormat(
     mentions=("<|tools_prefix|>",),
     reasoning=Reasoning("<|inner_prefix|>", "<|inner_suffix|>"),
-    tool_calls=ToolCalls(
-        starts=("<|tools_prefix|>",),
-        opening=(Marker("["),),
+    tool_calls=_array(
+        "<|tools_prefix|>",
+        "<|tools_suffix|>",
         call=(Marker("{"), QuotedName(), Marker(":"), JsonArguments(), Marker("}")),
-        between=(",",),
-        closing=("]", "<|tools_suffix|>"),
     ),
 )
 
@@ -183,42 +188,35 @@ MISTRAL_THINK = attrs.evolve(
     mentions=("[TOOL_CALLS]", "[ARGS]", "[THINK]"),
     reasoning=Reasoning("[THINK]", "[/THINK]"),
 )
-_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+
+
+def _deepseek(*call: Step) -> ToolCalls:
+    begin, end = _DEEPSEEK_CALL, "<｜tool▁call▁end｜>"
+    return ToolCalls(
+        starts=("<｜tool▁calls▁begin｜>", begin),
+        call=(Marker(begin), *call, Marker(end)),
+        again=(begin,),
+        closing=("<｜tool▁calls▁end｜>",),
+    )
+
+
 DEEPSEEK_R1 = ChatFormat(
     mentions=(_DEEPSEEK_CALL, "```json", "</think>"),
     reasoning=THINK,
-    tool_calls=ToolCalls(
-        starts=_DEEPSEEK[:2],
-        call=(
-            Marker(_DEEPSEEK[1]),
-            Marker("function"),
-            Marker("<｜tool▁sep｜>"),
-            Name(until=("\n",)),
-            Marker("```json"),
-            JsonArguments(),
-            Marker("```"),
-            Marker(_DEEPSEEK[2]),
-        ),
-        again=(_DEEPSEEK[1],),
-        closing=("<｜tool▁calls▁end｜>",),
+    tool_calls=_deepseek(
+        Marker("function"),
+        Marker("<｜tool▁sep｜>"),
+        Name(until=("\n",)),
+        Marker("```json"),
+        JsonArguments(),
+        Marker("```"),
     ),
 )
 DEEPSEEK_V3 = attrs.evolve(DEEPSEEK_R1, mentions=(_DEEPSEEK_CALL, "```json"), reasoning=None)
 DEEPSEEK_V3_1 = ChatFormat(
     mentions=(_DEEPSEEK_CALL,),
     reasoning=THINK,
-    tool_calls=ToolCalls(
-        starts=_DEEPSEEK[:2],
-        call=(
-            Marker(_DEEPSEEK[1]),
-            Name(until=("<｜tool▁sep｜>",)),
-            Marker("<｜tool▁sep｜>"),
-            JsonArguments(),
-            Marker(_DEEPSEEK[2]),
-        ),
-        again=(_DEEPSEEK[1],),
-        closing=("<｜tool▁calls▁end｜>",),
-    ),
+    tool_calls=_deepseek(*_name_to("<｜tool▁sep｜>"), JsonArguments()),
 )
 KIMI_K2 = ChatFormat(
     mentions=("<|tool_calls_section_begin|>",),
@@ -247,8 +245,7 @@ SOLAR = ChatFormat(
             Marker("<|tool_call:begin|>"),
             Ignore(until=("<|tool_call:name|>",)),
             Marker("<|tool_call:name|>"),
-            Name(until=("<|tool_call:args|>",)),
-            Marker("<|tool_call:args|>"),
+            *_name_to("<|tool_call:args|>"),
             JsonArguments(),
             Marker("<|tool_call:end|>"),
         ),
@@ -261,32 +258,36 @@ FUNCTIONARY_3_1 = ChatFormat(
     mentions=("<function=", "</function>", "<|eom_id|>"),
     tool_calls=ToolCalls(
         starts=("<function=",),
-        call=(Name(until=(">",)), Marker(">"), JsonArguments(), Marker("</function>")),
+        call=(*_name_to(">"), JsonArguments(), Marker("</function>")),
     ),
 )
 
 # -- each argument between markers
 
-QWEN3_CODER = ChatFormat(
-    mentions=("<function=", "<parameter="),
-    tool_calls=ToolCalls(
-        starts=("<tool_call>", "<function="),
+
+def _coder(start: str, end: str, *, newlines: bool) -> ToolCalls:
+    return ToolCalls(
+        starts=(start, "<function="),
         call=(
             Marker("<function="),
-            Name(until=(">",)),
-            Marker(">"),
+            *_name_to(">"),
             Parameters(
                 open="<parameter=",
                 key_end=">",
                 close="</parameter>",
-                ends=("</function>", "</tool_call>"),
-                newlines=True,
+                ends=("</function>", end),
+                newlines=newlines,
             ),
             Maybe(("</function>",)),
         ),
         again=("<function=",),
-        closing=("</tool_call>",),
-    ),
+        closing=(end,),
+    )
+
+
+QWEN3_CODER = ChatFormat(
+    mentions=("<function=", "<parameter="),
+    tool_calls=_coder("<tool_call>", "</tool_call>", newlines=True),
 )
 QWEN3_CODER_THINK = attrs.evolve(
     QWEN3_CODER, mentions=("<function=", "<parameter=", "</think>"), reasoning=THINK
@@ -294,23 +295,7 @@ QWEN3_CODER_THINK = attrs.evolve(
 SEED_OSS = ChatFormat(
     mentions=("<seed:tool_call>",),
     reasoning=Reasoning("<seed:think>", "</seed:think>"),
-    tool_calls=ToolCalls(
-        starts=("<seed:tool_call>", "<function="),
-        call=(
-            Marker("<function="),
-            Name(until=(">",)),
-            Marker(">"),
-            Parameters(
-                open="<parameter=",
-                key_end=">",
-                close="</parameter>",
-                ends=("</function>", "</seed:tool_call>"),
-            ),
-            Maybe(("</function>",)),
-        ),
-        again=("<function=",),
-        closing=("</seed:tool_call>",),
-    ),
+    tool_calls=_coder("<seed:tool_call>", "</seed:tool_call>", newlines=False),
 )
 MINIMAX_M2 = ChatFormat(
     mentions=("<minimax:tool_call>",),
@@ -319,8 +304,7 @@ MINIMAX_M2 = ChatFormat(
         starts=("<minimax:tool_call>",),
         call=(
             Marker('<invoke name="'),
-            Name(until=('">',)),
-            Marker('">'),
+            *_name_to('">'),
             Parameters(
                 open='<parameter name="',
                 key_end='">',
@@ -335,14 +319,13 @@ MINIMAX_M2 = ChatFormat(
 )
 _M3 = "]<]minimax[>["
 MINIMAX_M3 = ChatFormat(
-    mentions=("]<]minimax[>[",),
+    mentions=(_M3,),
     reasoning=Reasoning("<mm:think>", "</mm:think>"),
     tool_calls=ToolCalls(
         starts=(f"{_M3}<tool_call>",),
         call=(
             Marker(f'{_M3}<invoke name="'),
-            Name(until=('">',)),
-            Marker('">'),
+            *_name_to('">'),
             Elements(mark=_M3, parent="invoke", item="item"),
         ),
         again=(f'{_M3}<invoke name="',),
@@ -356,8 +339,7 @@ DEEPSEEK_V3_2 = ChatFormat(
         starts=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
         call=(
             Marker('<｜DSML｜invoke name="'),
-            Name(until=('">',)),
-            Marker('">'),
+            *_name_to('">'),
             Parameters(
                 open='<｜DSML｜parameter name="',
                 key_end='"',
@@ -378,8 +360,7 @@ MINICPM5 = ChatFormat(
     tool_calls=ToolCalls(
         starts=('<function name="',),
         call=(
-            Name(until=('">',)),
-            Marker('">'),
+            *_name_to('">'),
             Parameters(
                 open='<param name="',
                 key_end='">',
@@ -416,8 +397,7 @@ HUNYUAN = ChatFormat(
         starts=("<tool_calls:opensource>",),
         call=(
             Marker("<tool_call:opensource>"),
-            Name(until=("<tool_sep:opensource>",)),
-            Marker("<tool_sep:opensource>"),
+            *_name_to("<tool_sep:opensource>"),
             Parameters(
                 open="<arg_key:opensource>",
                 key_end="</arg_key:opensource>",
@@ -465,12 +445,10 @@ KIMI_K3 = ChatFormat(
 
 LFM2 = ChatFormat(
     mentions=("List of tools: ",),
-    tool_calls=ToolCalls(
-        starts=("<|tool_call_start|>",),
-        opening=(Marker("["),),
+    tool_calls=_array(
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
         call=(Name(until=("(",)), Literals(open="(", equals="=", close=")")),
-        between=(",",),
-        closing=("]", "<|tool_call_end|>"),
     ),
 )
 LFM2_THINK = attrs.evolve(LFM2, mentions=("List of tools: ", "</think>"), reasoning=THINK)
