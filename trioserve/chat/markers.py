@@ -71,9 +71,8 @@ def split_at(text: str, marker: str, sources: Sequence[MediaSource], param: str)
     """
     pieces = text.split(marker)
     if len(pieces) - 1 != len(sources):
-        raise InvalidRequestError(
-            f"'{param}' has {len(pieces) - 1} media markers, and there are {len(sources)} media.",
-            param=param,
+        raise InvalidRequestError.at(
+            param, f"has {len(pieces) - 1} media markers, and there are {len(sources)} media."
         )
     parts: list[str | MediaSource] = [pieces[0]]
     for source, piece in zip(sources, pieces[1:], strict=True):

@@ -79,7 +79,7 @@ def parse_messages(messages: object, path: str = "messages") -> Messages:
         return messages
     given = _list(messages, path, "messages", MAX_MESSAGES)
     if not given:
-        raise _invalid(path, "must not be empty")
+        raise InvalidRequestError.at(path, "must not be empty.")
     return Messages(_parse_message(message, f"{path}[{i}]") for i, message in enumerate(given))
 
 
@@ -101,10 +101,12 @@ def parse_tools(tools: object, path: str = "tools") -> Tools:
 
 def _parse_tool(tool: object, path: str) -> Tool | None:
     if not isinstance(tool, Mapping):
-        raise _invalid(path, "must be an object")
+        raise InvalidRequestError.at(path, "must be an object.")
     kind = _text(tool, "type", path, filled=True)
     if kind == "custom":
-        raise _unsupported(f"{path}.type", 'is "custom"; the Responses API has custom tools')
+        raise UnsupportedFieldError.at(
+            f"{path}.type", 'is "custom"; the Responses API has custom tools.'
+        )
     if kind != "function":
         leave_out(f"tools of type {kind}", NOT_HOSTED)
         return None
@@ -126,10 +128,12 @@ def _parse_message(message: object, path: str) -> Message:
     fields = {key: value for key, value in given.items() if value is not None}
     role = _text(fields, "role", path, filled=True)
     if fields.get("function_call"):
-        raise _unsupported(f"{path}.function_call", "is not supported; use 'tool_calls'")
+        raise UnsupportedFieldError.at(
+            f"{path}.function_call", "is not supported; use 'tool_calls'."
+        )
     calls = fields.pop("tool_calls", None)
     if calls and role != "assistant":
-        raise _invalid(f"{path}.tool_calls", "belongs to a message of the assistant")
+        raise InvalidRequestError.at(f"{path}.tool_calls", "belongs to a message of the assistant.")
     for name in ("name", "tool_call_id", "reasoning_content"):
         if name in fields:
             _text(fields, name, path)
@@ -140,7 +144,7 @@ def _parse_message(message: object, path: str) -> Message:
     ):
         fields["content"] = ""  # clients send null where there is no text
     else:
-        raise _invalid(f"{path}.content", "is missing")
+        raise InvalidRequestError.at(f"{path}.content", "is missing.")
     if not fields.get("reasoning_content"):
         fields.pop("reasoning_content", None)
     if calls:
@@ -171,7 +175,7 @@ def _parse_part(part: object, path: str) -> dict[str, Any]:
     if kind == "document" and isinstance(fields.get("document"), DocumentSource):
         return {"type": "document", "document": fields["document"]}
     if (media := parse_media_part(kind, fields, path)) is None:
-        raise _unsupported(f"{path}.type", f"is {kind!r:.80}, which is not known here")
+        raise UnsupportedFieldError.at(f"{path}.type", f"is {kind!r:.80}, which is not known here.")
     return media
 
 
@@ -179,7 +183,7 @@ def _parse_call(call: object, path: str) -> dict[str, Any]:
     fields = _mapping(call, path)
     kind = fields.get("type", "function")
     if kind not in ("function", "custom"):
-        raise _unsupported(f"{path}.type", 'must be "function" or "custom"')
+        raise UnsupportedFieldError.at(f"{path}.type", 'must be "function" or "custom".')
     function = _mapping(fields.get(kind), f"{path}.{kind}")
     name = _text(function, "name", f"{path}.{kind}", filled=True)
     arguments = function.get("arguments")
@@ -190,7 +194,7 @@ def _parse_call(call: object, path: str) -> dict[str, Any]:
     elif arguments is None or arguments == "":
         arguments = "{}"
     elif not isinstance(arguments, str):
-        raise _invalid(f"{path}.function.arguments", "must be text or an object")
+        raise InvalidRequestError.at(f"{path}.function.arguments", "must be text or an object.")
     check_count(len(arguments), MAX_ARGUMENTS, f"{path}.function.arguments", "characters")
     parsed: dict[str, Any] = {
         "type": "function",
@@ -206,19 +210,21 @@ def _text(fields: Mapping[str, Any], name: str, path: str, *, filled: bool = Fal
     value = fields.get(name)
     if isinstance(value, str) and (value or not filled):
         return value
-    problem = "is missing" if value is None else "must be text"
-    raise _invalid(f"{path}.{name}", "must not be empty" if value == "" else problem)
+    problem = "is missing." if value is None else "must be text."
+    if value == "":
+        problem = "must not be empty."
+    raise InvalidRequestError.at(f"{path}.{name}", problem)
 
 
 def _mapping(value: object, path: str) -> Mapping[str, Any]:
     if isinstance(value, (dict, Mapping)):  # the check for a dict is fast
         return value
-    raise _invalid(path, "is missing" if value is None else "must be an object")
+    raise InvalidRequestError.at(path, "is missing." if value is None else "must be an object.")
 
 
 def _list(value: object, path: str, what: str, limit: int, instead: str = "") -> Sequence[object]:
     if not isinstance(value, (list, Sequence)) or isinstance(value, str | bytes):
-        raise _invalid(path, f"must be {instead}a list of {what}")
+        raise InvalidRequestError.at(path, f"must be {instead}a list of {what}.")
     check_count(len(value), limit, path, what)
     return value
 
@@ -226,15 +232,7 @@ def _list(value: object, path: str, what: str, limit: int, instead: str = "") ->
 def check_count(n: int, limit: int, path: str, what: str) -> None:
     """Refuse more items than allowed. Raises InvalidRequestError, naming `path`."""
     if n > limit:
-        raise _invalid(path, f"has {n} {what}, and {limit} are allowed")
-
-
-def _invalid(path: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"'{path}' {problem}.", param=path)
-
-
-def _unsupported(path: str, problem: str) -> UnsupportedFieldError:
-    return UnsupportedFieldError(f"'{path}' {problem}.", param=path)
+        raise InvalidRequestError.at(path, f"has {n} {what}, and {limit} are allowed.")
 
 
 def join_text(parts: Sequence[Mapping[str, Any]]) -> str:
@@ -430,8 +428,8 @@ class MarkedMessages:
         pieces = self.pieces(text)
         for marker in self.media.keys() - set(pieces):
             param = self.media[marker].param
-            raise UnsupportedFieldError(
-                f"'{param}' has no place in the chat template of this model.", param=param
+            raise UnsupportedFieldError.at(
+                param, "has no place in the chat template of this model."
             )
         return [self.media.get(piece, piece) for piece in pieces if piece]
 
@@ -457,7 +455,7 @@ def parse_media_part(kind: str, part: Mapping[str, Any], path: str) -> dict[str,
         given = _mapping(value, path)
         detail = given.get("detail") if media == "image" else None
         if detail is not None and detail not in DETAILS:
-            raise _invalid(f"{path}.detail", f"must be one of {', '.join(DETAILS)}")
+            raise InvalidRequestError.at(f"{path}.detail", f"must be one of {', '.join(DETAILS)}.")
         value = next((given[name] for name in fields if name in given), None)
     return media_part(source_of(value, media, path))
 
@@ -475,22 +473,20 @@ def source_of(text: object, kind: MediaKind | None, param: str) -> MediaSource:
         InvalidRequestError: it is no text.
     """
     if not isinstance(text, str):
-        raise _invalid(param, "is missing" if text is None else "must be text")
+        raise InvalidRequestError.at(param, "is missing." if text is None else "must be text.")
     scheme = text[:8].lower()
     if scheme.startswith(("http://", "https://", "file://")):
         if len(text) > MAX_URL:
-            raise InvalidMediaError(
-                f"'{param}' is a URL of {len(text)} characters, and {MAX_URL} are allowed.",
-                param=param,
+            raise InvalidMediaError.at(
+                param, f"is a URL of {len(text)} characters, and {MAX_URL} are allowed."
             )
         return MediaSource(kind=kind, url=text, param=param)
     if scheme.startswith("data:"):
         media_type, data = split_data_url(text, param)
         if media_type.partition("/")[0] not in _KINDS:
-            raise InvalidMediaError(
-                f"'{param}' is of the type {media_type!r:.80}; images, sound and videos can be "
-                "given here.",
-                param=param,
+            raise InvalidMediaError.at(
+                param,
+                f"is of the type {media_type!r:.80}; images, sound and videos can be given here.",
             )
         return MediaSource(kind=kind, data=data, param=param)
     return MediaSource(kind=kind, data=decode_base64(text, param), param=param)
@@ -506,8 +502,8 @@ def split_data_url(url: str, param: str) -> tuple[str, bytes]:
     scheme, _, head_text = head.partition(":")
     media_type, *others = head_text.lower().split(";")
     if scheme.lower() != "data" or not comma or others[-1:] != ["base64"]:
-        raise InvalidMediaError(
-            f"'{param}' must be a data URL of the form 'data:image/png;base64,...'.", param=param
+        raise InvalidMediaError.at(
+            param, "must be a data URL of the form 'data:image/png;base64,...'."
         )
     return media_type.strip(), decode_base64(url, param, start=len(head) + 1)
 
@@ -528,9 +524,9 @@ def decode_base64(text: str, param: str, *, start: int = 0) -> bytes:
         if rest:
             decoded.append(binascii.a2b_base64(rest + "=" * (4 - len(rest)), strict_mode=True))
     except ValueError:  # also of characters that are not ASCII
-        raise InvalidMediaError(f"'{param}' is not valid base64.", param=param) from None
+        raise InvalidMediaError.at(param, "is not valid base64.") from None
     if not any(decoded):
-        raise InvalidMediaError(f"'{param}' is empty.", param=param)
+        raise InvalidMediaError.at(param, "is empty.")
     return b"".join(decoded)
 
 
@@ -543,9 +539,8 @@ def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
         InvalidRequestError: something is of the wrong type. All name the field.
     """
     if given.get("file_id") is not None:
-        raise UnsupportedFieldError(
-            f"'{path}.file_id' is not supported: no files are kept here. Send 'file_data'.",
-            param=f"{path}.file_id",
+        raise UnsupportedFieldError.at(
+            f"{path}.file_id", "is not supported: no files are kept here. Send 'file_data'."
         )
     filename = "" if given.get("filename") is None else _text(given, "filename", path)
     field = "file_data" if given.get("file_url") is None else "file_url"
@@ -563,11 +558,11 @@ def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
         if (part := document_part(content, name=filename, param=param)) is not None:
             return part
         if media_type.startswith("text/"):
-            raise InvalidMediaError(f"'{param}' must be text in UTF-8 or UTF-16.", param=param)
+            raise InvalidMediaError.at(param, "must be text in UTF-8 or UTF-16.")
         if media_type not in ("", "application/octet-stream"):
-            raise UnsupportedFieldError(
-                f"'{param}' is of the type {media_type!r:.80}; text, PDFs, images, sound and "
+            raise UnsupportedFieldError.at(
+                param,
+                f"is of the type {media_type!r:.80}; text, PDFs, images, sound and "
                 "videos can be read.",
-                param=param,
             )
     return media_part(MediaSource(kind=kind, data=content, param=param))

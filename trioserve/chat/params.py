@@ -39,9 +39,8 @@ def parse_tool_choice(value: object, path: str = "tool_choice") -> ToolChoice:
             return ToolChoice("required", (_function_name(value, path),))
         case {"type": "allowed_tools", "allowed_tools": {} as allowed}:
             return _parse_allowed(allowed, f"{path}.allowed_tools")
-    raise InvalidRequestError(
-        f'\'{path}\' must be "auto", "none", "required", or an object that names functions.',
-        param=path,
+    raise InvalidRequestError.at(
+        path, 'must be "auto", "none", "required", or an object that names functions.'
     )
 
 
@@ -49,13 +48,13 @@ def _parse_allowed(allowed: Mapping[str, Any], path: str) -> ToolChoice:
     mode = allowed.get("mode")
     if mode not in ("auto", "required"):
         path = f"{path}.mode"
-        raise InvalidRequestError(f'\'{path}\' must be "auto" or "required".', param=path)
+        raise InvalidRequestError.at(path, 'must be "auto" or "required".')
     return ToolChoice(mode, _function_names(allowed.get("tools"), f"{path}.tools"))
 
 
 def _function_names(tools: object, path: str) -> tuple[str, ...]:
     if not isinstance(tools, list) or not tools:
-        raise InvalidRequestError(f"'{path}' must be a list of tools, and not empty.", param=path)
+        raise InvalidRequestError.at(path, "must be a list of tools, and not empty.")
     check_count(len(tools), MAX_TOOLS, path, "tools")
     return tuple(_function_name(tool, f"{path}[{i}]") for i, tool in enumerate(tools))
 
@@ -66,7 +65,7 @@ def _function_name(tool: object, path: str) -> str:
             return name
     is_custom = isinstance(tool, Mapping) and tool.get("type") == "custom"
     path = f"{path}.{'custom' if is_custom else 'function'}.name"
-    raise InvalidRequestError(f"'{path}' must be the name of a function.", param=path)
+    raise InvalidRequestError.at(path, "must be the name of a function.")
 
 
 def choose(choice: str | ToolChoice, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
@@ -80,14 +79,11 @@ def choose(choice: str | ToolChoice, tools: Sequence[Mapping[str, Any]]) -> Tool
     declared = {name_of(tool) for tool in tools}
     for name in choice.names or ():
         if name not in declared:
-            raise InvalidRequestError(
-                f"'tool_choice' names the function {name!r:.80}, which is not in 'tools'.",
-                param="tool_choice",
+            raise InvalidRequestError.at(
+                "tool_choice", f"names the function {name!r:.80}, which is not in 'tools'."
             )
     if choice.mode == "required" and not tools:
-        raise InvalidRequestError(
-            "'tool_choice' is \"required\", and there are no 'tools'.", param="tool_choice"
-        )
+        raise InvalidRequestError.at("tool_choice", "is \"required\", and there are no 'tools'.")
     return choice
 
 

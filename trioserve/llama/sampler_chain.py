@@ -234,7 +234,7 @@ def _check_infill(params: SamplingParams, vocab: LlamaVocab) -> None:
 
 
 def _invalid(name: str, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"'{name}' {problem}.", param=name)
+    return InvalidRequestError.at(name, f"{problem}.")
 
 
 _log = get_logger("llama")

@@ -356,9 +356,8 @@ class LlamaVocab:
         count = self.n_tokens
         for token in tokens:
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < count:
-                raise InvalidRequestError(
-                    f"'{param}' holds {token!r:.40}; token ids are integers from 0 to {count - 1}.",
-                    param=param,
+                raise InvalidRequestError.at(
+                    param, f"holds {token!r:.40}; token ids are integers from 0 to {count - 1}."
                 )
 
     def name_of(self, token: TokenId) -> str:

@@ -22,7 +22,7 @@ Validator: TypeAlias = "Callable[[Any, attrs.Attribute[Any], Any], None]"
 
 
 def _wrong(attribute: attrs.Attribute[Any], must_be: str) -> InvalidRequestError:
-    return InvalidRequestError(f"'{attribute.name}' must be {must_be}.", param=attribute.name)
+    return InvalidRequestError.at(attribute.name, f"must be {must_be}.")
 
 
 def in_range(low: float, high: float = math.inf) -> Validator:
@@ -154,16 +154,15 @@ SAMPLER_LETTERS = {
 def _known_samplers(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     are_strings(_instance, attribute, value)
     if len(value) > _MAX_SAMPLERS:
-        raise InvalidRequestError(
-            f"'{attribute.name}' holds {len(value)}; at most {_MAX_SAMPLERS} are allowed.",
-            param=attribute.name,
+        raise InvalidRequestError.at(
+            attribute.name, f"holds {len(value)}; at most {_MAX_SAMPLERS} are allowed."
         )
     for name in value:
         if name not in SAMPLER_NAMES:
-            raise InvalidRequestError(
-                f"'{attribute.name}' holds {name!r}, which is not a sampler; "
+            raise InvalidRequestError.at(
+                attribute.name,
+                f"holds {name!r}, which is not a sampler; "
                 f"the samplers are {', '.join(sorted(SAMPLER_NAMES))}.",
-                param=attribute.name,
             )
 
 
@@ -268,13 +267,12 @@ def _known_kind(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> 
 
 def _is_text(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if not isinstance(value, str):
-        raise InvalidRequestError(f"'{instance.param}' must be a string.", param=instance.param)
+        raise InvalidRequestError.at(instance.param, "must be a string.")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidRequestError(
-            f"'{instance.param}' has half of a surrogate pair, which is not Unicode.",
-            param=instance.param,
+        raise InvalidRequestError.at(
+            instance.param, "has half of a surrogate pair, which is not Unicode."
         ) from None
 
 

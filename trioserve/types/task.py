@@ -138,9 +138,8 @@ class Prompt:
         """
         if self.lowest < 0 or self.highest >= n_vocab:
             token = self.lowest if self.lowest < 0 else self.highest
-            raise InvalidRequestError(
-                f"'{param}' has an unknown token, {token}: token ids run from 0 to {n_vocab - 1}.",
-                param=param,
+            raise InvalidRequestError.at(
+                param, f"has an unknown token, {token}: token ids run from 0 to {n_vocab - 1}."
             )
 
 

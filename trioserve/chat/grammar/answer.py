@@ -95,8 +95,8 @@ class Function:
     def refuse_name(self) -> InvalidRequestError:
         """Make the error for a name that the model's notation cannot write."""
         param = f"{self.path}.name"
-        return InvalidRequestError(
-            f"'{param}' is {self.name!r:.100}, which this model cannot write.", param=param
+        return InvalidRequestError.at(
+            param, f"is {self.name!r:.100}, which this model cannot write."
         )
 
     def described(self, written: str) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def constrain(
     try:
         text = json.dumps(tools)
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"'tools' are not JSON: {error}.", param="tools") from None
+        raise InvalidRequestError.at("tools", f"are not JSON: {error}.") from None
     size = len(text) + (0 if answer is None else len(answer.source))
     make = _made if size <= _MAX_SMALL else _made_large if size <= _MAX_LARGE else _make
     return make(owner, format, text, choice, parallel, opened, answer)
@@ -236,9 +236,7 @@ def _make(
 ) -> Grammar | None:
     """Make a grammar, or find it among the last ones: a chat has the same tools in each turn."""
     if answer is not None and answer.kind not in ("json_schema", "json_object"):
-        raise InvalidRequestError(
-            f"'{answer.param}' cannot be used together with 'tools'.", param=answer.param
-        )
+        raise InvalidRequestError.at(answer.param, "cannot be used together with 'tools'.")
     functions = functions_of(json.loads(tools), choice)
     writer: _ChannelWriter | _MarkerWriter
     if format.channels is not None:
@@ -289,8 +287,8 @@ def _schema_of(answer: Grammar) -> Any:
     try:
         schema = json.loads(answer.source)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(
-            f"'{answer.param}' cannot be used: it is not JSON: {error}.", param=answer.param
+        raise InvalidRequestError.at(
+            answer.param, f"cannot be used: it is not JSON: {error}."
         ) from None
     check_depth(Part(schema, schema, answer.param))
     return schema

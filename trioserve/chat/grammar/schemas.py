@@ -284,7 +284,7 @@ class Part:
 
     def refuse(self, problem: str) -> InvalidRequestError:
         """Make the error for a schema that cannot be enforced."""
-        return InvalidRequestError(f"'{self.param}' cannot be used: {problem}.", param=self.param)
+        return InvalidRequestError.at(self.param, f"cannot be used: {problem}.")
 
 
 def _without_strings(schema: Mapping[str, Any]) -> Any:

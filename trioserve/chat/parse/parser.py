@@ -496,9 +496,8 @@ def message_parser(
         InvalidRequestError: there is no such reasoning format.
     """
     if reasoning_format not in REASONING_FORMATS:
-        raise InvalidRequestError(
-            f"'reasoning_format' must be one of {', '.join(REASONING_FORMATS)}.",
-            param="reasoning_format",
+        raise InvalidRequestError.at(
+            "reasoning_format", f"must be one of {', '.join(REASONING_FORMATS)}."
         )
     if new_id is None:
         short = format.tool_calls is not None and format.tool_calls.short_ids

@@ -106,9 +106,8 @@ class LegacyTemplate(ChatTemplate):
     ) -> str:
         """Like `ChatTemplate.render`, but variables change nothing, and tools are refused."""
         if tools:
-            raise UnsupportedFieldError(
-                "'tools' need templates in Jinja, and this server runs with --no-jinja.",
-                param="tools",
+            raise UnsupportedFieldError.at(
+                "tools", "need templates in Jinja, and this server runs with --no-jinja."
             )
         return super().render(messages, add_generation_prompt=add_generation_prompt, kwargs=kwargs)
 
@@ -133,10 +132,10 @@ class LegacyTemplate(ChatTemplate):
 def _check_text(text: str, path: str) -> None:
     """Refuse text that a C string in UTF-8 cannot hold. Raises InvalidRequestError."""
     if "\0" in text:
-        raise InvalidRequestError(f"'{path}' holds a null character.", param=path)
+        raise InvalidRequestError.at(path, "holds a null character.")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(
-            f"'{path}' holds half of a surrogate pair, which is not a character.", param=path
+        raise InvalidRequestError.at(
+            path, "holds half of a surrogate pair, which is not a character."
         ) from error

@@ -27,9 +27,8 @@ def continued_part(messages: object, part: ContinueFinalMessage) -> ContinueFina
     parsed = parse_messages(messages)
     final, path = parsed[-1], f"messages[{len(parsed) - 1}]"
     if final["role"] != "assistant":
-        raise InvalidRequestError(
-            f"'{path}.role' is {final['role']!r}, but only an assistant message can be continued.",
-            param=f"{path}.role",
+        raise InvalidRequestError.at(
+            f"{path}.role", f"is {final['role']!r}, but only an assistant message can be continued."
         )
     if "tool_calls" in final:
         raise InvalidRequestError(
@@ -60,8 +59,8 @@ def render_continued(
     *others, final = messages = parse_messages(messages)
     part, before = continued_part(messages, part), Messages(others)
     if not before:
-        raise InvalidRequestError(
-            "'messages' must have a message before the one that is continued.", param="messages"
+        raise InvalidRequestError.at(
+            "messages", "must have a message before the one that is continued."
         )
     path = f"messages[{len(before)}]"
     if format.channels is not None:  # we know how to read their headers, not how to write them

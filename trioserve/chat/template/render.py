@@ -193,9 +193,8 @@ class ChatTemplate:
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                "'messages' hold half of a surrogate pair, which is not a character.",
-                param="messages",
+            raise InvalidRequestError.at(
+                "messages", "hold half of a surrogate pair, which is not a character."
             ) from error
         return prompt
 
@@ -270,9 +269,8 @@ class ChatTemplate:
         if f"'{role}'" in self.source or f'"{role}"' in self.source:
             return role
         if role not in ROLES:
-            raise InvalidRequestError(
-                f"'{path}.role' is {role!r}, which the chat template of this model does not know.",
-                param=f"{path}.role",
+            raise InvalidRequestError.at(
+                f"{path}.role", f"is {role!r}, which the chat template of this model does not know."
             )
         return {"developer": "system", "function": "tool"}.get(role, role)
 
@@ -414,7 +412,7 @@ def _read_object(text: str, path: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"'{path}' is not valid JSON: {error}", param=path) from error
+        raise InvalidRequestError.at(path, f"is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise InvalidRequestError(f"'{path}' must hold a JSON object.", param=path)
+        raise InvalidRequestError.at(path, "must hold a JSON object.")
     return value

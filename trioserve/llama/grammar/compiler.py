@@ -235,4 +235,4 @@ def _schema_text(schema: Any) -> str:
 
 
 def _invalid(grammar: Grammar, problem: str) -> InvalidRequestError:
-    return InvalidRequestError(f"'{grammar.param}' cannot be used: {problem}.", param=grammar.param)
+    return InvalidRequestError.at(grammar.param, f"cannot be used: {problem}.")

@@ -361,9 +361,7 @@ def _failure(problem: str, compiled: CompiledGrammar) -> TrioServeError:
     """Make an error of llguidance's: it is the request's where a limit was reached."""
     if _LIMIT.search(problem):
         param = compiled.grammar.param
-        return InvalidRequestError(
-            f"'{param}' cannot be used: it takes too much to follow.", param=param
-        )
+        return InvalidRequestError.at(param, "cannot be used: it takes too much to follow.")
     if problem.startswith("NoExtension"):
         problem = "no text matches it"
     return OutputError(f"The grammar cannot be followed: {brief(problem)}.")

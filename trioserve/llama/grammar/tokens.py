@@ -79,9 +79,8 @@ class Mask:
         if not bits.any():
             bits[ends] = self._bits[ends]
         if not bits.any():
-            raise InvalidRequestError(
-                "'logit_bias' forbids every token that the grammar allows next.",
-                param="logit_bias",
+            raise InvalidRequestError.at(
+                "logit_bias", "forbids every token that the grammar allows next."
             )
         return Mask.of(bits)
 
