@@ -16,7 +16,7 @@ def tool_in(folder: Path, tool: type[FileCall]) -> FileTool:
     """A tool that may use the files of this directory."""
     sandbox = PathSandbox([str(folder)])
 
-    async def stores(context: ToolCallContext) -> FileStore:
+    def stores(context: ToolCallContext) -> FileStore:
         return HostFiles(sandbox, context.cwd)
 
     return FileTool(tool, stores, FileThreads())

@@ -485,7 +485,7 @@ _GRAMMARS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 def _refuse(names: frozenset[str], fields: Mapping[str, Any]) -> None:
     for name in sorted(names & fields.keys()):
-        raise UnsupportedFieldError(f"'{name}' has no effect here.", param=name)
+        raise UnsupportedFieldError.at(name, "has no effect here.")
 
 
 def _as_input(text: str | MixedPrompt) -> Any:

@@ -233,8 +233,8 @@ class AdapterNames:
             try:
                 await self._add(services, name, found)
             except ModelLoadError as error:
-                raise InvalidRequestError(
-                    f"'lora_path' cannot be used: {error.message}", param="lora_path"
+                raise InvalidRequestError.at(
+                    "lora_path", f"cannot be used: {error.message}"
                 ) from error
             self.paths[name] = str(found)
 

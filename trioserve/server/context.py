@@ -87,7 +87,7 @@ def take_params(fields: dict[str, Any], base: GenerationParams) -> GenerationPar
 def refuse(fields: Mapping[str, Any]) -> None:
     """Reject unknown fields. Raises InvalidRequestError."""
     for name in sorted(fields):
-        raise InvalidRequestError(f"'{name}' is not a parameter here.", param=name)
+        raise InvalidRequestError.at(name, "is not a parameter here.")
 
 
 @cache

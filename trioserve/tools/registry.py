@@ -49,14 +49,6 @@ class ToolRegistry:
             raise UnknownToolError(f'tool "{name}" does not support stream = true', param="stream")
         return tool
 
-    def select(self, patterns: Iterable[str]) -> dict[str, Tool]:
-        """The tools with names that patterns such as ``weather_*`` match, in the order of `tools`.
-
-        Raises:
-            InvalidRequestError: a name is that of no tool. The `param` is "tools".
-        """
-        return select(self.tools, patterns)
-
     def check(self, context: ToolCallContext) -> None:
         """Look whether built-in tools can be called so.
 
@@ -75,7 +67,13 @@ class ToolRegistry:
 
 
 def select(tools: Mapping[str, Tool], patterns: Iterable[str]) -> dict[str, Tool]:
-    """See `ToolRegistry.select`. With many tools and patterns, call it in a thread."""
+    """The tools with names that patterns such as ``weather_*`` match, in their order.
+
+    With many tools and patterns, call it in a thread.
+
+    Raises:
+        InvalidRequestError: a name is that of no tool. The `param` is "tools".
+    """
     wanted = dict.fromkeys(patterns)
     wild = [pattern for pattern in wanted if set("*?[") & set(pattern)]
     for pattern in wanted:

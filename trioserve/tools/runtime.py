@@ -376,9 +376,6 @@ async def open_runtimes(config: Config, sandbox: PathSandbox) -> AsyncIterator[R
     """
     limits = CommandLimits(processes=config.tools_max_processes, memory=config.tools_max_memory)
     name = config.tools_runtime
-    if name is None and not config.builtin_tools:
-        yield Runtimes(Host(sandbox, limits), None, sandbox.is_open)
-        return
     if name is None:
         async with removing_folders() as remove:
             yield Runtimes(Host(sandbox, limits, remove), None, sandbox.is_open)

@@ -90,7 +90,7 @@ async def test_an_endless_search_ends_when_it_is_cancelled(
     with trio.CancelScope() as scope:
         store = EndlessStore(scope, arguments["path"])
 
-        async def stores(_: ToolCallContext) -> FileStore:
+        def stores(_: ToolCallContext) -> FileStore:
             return store
 
         await FileTool(tool, stores, FileThreads()).call(arguments, ToolCallContext())

@@ -242,9 +242,7 @@ class Forwarder:
     def _autoload(self, query: Mapping[str, str], caller: Caller) -> bool:
         value = query.get("autoload", "")
         if value and value not in _YES | _NO:
-            raise InvalidRequestError(
-                f"'autoload' must be true or false, not {value!r:.40}.", param="autoload"
-            )
+            raise InvalidRequestError.at("autoload", f"must be true or false, not {value!r:.40}.")
         may = value in _YES if value else self._router.config.models_autoload
         # A GET changes nothing: a page of another site can have a browser send one.
         return may and caller.method == "POST"

@@ -96,15 +96,12 @@ def _probs(scores: Array) -> Array:
 def _check_shape(normalize: int, dimensions: int | None, width: int) -> None:
     """Check how embeddings of a width are cut and normalized. Raises InvalidRequestError."""
     if not -1 <= normalize < 2**31:
-        raise InvalidRequestError(
-            "'embd_normalize' must be -1, 0 or a positive number.", param="embd_normalize"
-        )
+        raise InvalidRequestError.at("embd_normalize", "must be -1, 0 or a positive number.")
     if dimensions is not None and dimensions < 1:
-        raise InvalidRequestError("'dimensions' must be at least 1.", param="dimensions")
+        raise InvalidRequestError.at("dimensions", "must be at least 1.")
     if dimensions is not None and dimensions > width:
-        raise InvalidRequestError(
-            f"'dimensions' is {dimensions}, and the model's embeddings have {width}.",
-            param="dimensions",
+        raise InvalidRequestError.at(
+            "dimensions", f"is {dimensions}, and the model's embeddings have {width}."
         )
 
 

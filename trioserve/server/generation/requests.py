@@ -337,10 +337,9 @@ class Requests:
 def _check_priority(priority: int, key: Key) -> None:
     """Check that an API key may use a priority. Raises InvalidRequestError."""
     if priority > max(0, key.priority):
-        raise InvalidRequestError(
-            f"'priority' is {priority}, and the highest one that this API key may ask for is "
-            f"{key.priority}.",
-            param="priority",
+        raise InvalidRequestError.at(
+            "priority",
+            f"is {priority}, and the highest one that this API key may ask for is {key.priority}.",
         )
 
 

@@ -71,8 +71,8 @@ def check_copies(n: int, n_slots: int, *, param: str = "n") -> None:
         InvalidRequestError: there are fewer slots.
     """
     if n > n_slots:
-        raise InvalidRequestError(
-            f"'{param}' must be between 1 and {n_slots}, the number of slots.", param=param
+        raise InvalidRequestError.at(
+            param, f"must be between 1 and {n_slots}, the number of slots."
         )
 
 
@@ -310,9 +310,8 @@ class TextGenerator:
     def _choice(self, chat: ChatParams) -> ToolChoice:
         choice = choose(chat.tool_choice, chat.tools or ())
         if choice.mode != "auto" and not self._model.template.takes_tools:
-            raise UnsupportedFieldError(
-                "'tool_choice' needs templates in Jinja, and this server runs with --no-jinja.",
-                param="tool_choice",
+            raise UnsupportedFieldError.at(
+                "tool_choice", "needs templates in Jinja, and this server runs with --no-jinja."
             )
         return choice
 

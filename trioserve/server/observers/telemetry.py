@@ -88,7 +88,7 @@ class Telemetry:
             InvalidRequestError: the interval is not positive.
         """
         if not interval > 0:
-            raise InvalidRequestError("'interval' must be more than 0.", param="interval")
+            raise InvalidRequestError.at("interval", "must be more than 0.")
         subscription = _Subscription(callback, interval)
         self._subscriptions.append(subscription)
         self._watch()

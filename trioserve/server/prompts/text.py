@@ -238,10 +238,9 @@ class Tokenizer:
                     found += ((each, bias) for each in ids)
                     continue
                 case (int(token), _) if not 0 <= token < self._vocab.n_tokens:
-                    raise InvalidRequestError(
-                        f"'logit_bias' has token id {token}; the vocabulary ends at "
-                        f"{self._vocab.n_tokens - 1}.",
-                        param="logit_bias",
+                    raise InvalidRequestError.at(
+                        "logit_bias",
+                        f"has token id {token}; the vocabulary ends at {self._vocab.n_tokens - 1}.",
                     )
             found.append(pair)
         return tuple(found)

@@ -306,9 +306,7 @@ def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:
             param="continue_final_message",
         )
     if not chat.parse_tools:
-        raise InvalidRequestError(
-            "'parse_tools' cannot be false where the server runs tools.", param="parse_tools"
-        )
+        raise InvalidRequestError.at("parse_tools", "cannot be false where the server runs tools.")
     if config.skip_chat_parsing:
         raise UnsupportedFieldError(
             "Tools cannot be run: this server runs with --skip-chat-parsing.", param="tools"

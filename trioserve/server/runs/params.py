@@ -13,7 +13,7 @@ from trioserve.errors import InvalidRequestError
 from trioserve.left_out import leave_out
 from trioserve.server.runs.events import RunCall
 from trioserve.tools.functions import tool_of
-from trioserve.tools.registry import ToolRegistry
+from trioserve.tools.registry import ToolRegistry, select
 from trioserve.tools.tool import Tool, ToolCallContext
 
 #: How to treat calls that may change something: "ask" waits for `AgentRun.approve`, "all" runs
@@ -26,16 +26,13 @@ _APPROVALS = ("ask", "all", "none")
 def _check_steps(_instance: Any, _attribute: attrs.Attribute[Any], value: Any) -> None:
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if value is not None and not (is_number and value >= 1):
-        raise InvalidRequestError(
-            "'max_steps' must be a whole number from 1 on.", param="max_steps"
-        )
+        raise InvalidRequestError.at("max_steps", "must be a whole number from 1 on.")
 
 
 def _check_approve(_instance: Any, _attribute: attrs.Attribute[Any], value: Any) -> None:
     if value not in _APPROVALS and not callable(value):
-        raise InvalidRequestError(
-            f"'approve' must be one of {', '.join(_APPROVALS)}, or an async function.",
-            param="approve",
+        raise InvalidRequestError.at(
+            "approve", f"must be one of {', '.join(_APPROVALS)}, or an async function."
         )
 
 
@@ -98,9 +95,8 @@ class RunTools:
             by_name[name] = tool
         for definition in of_client:
             if (name := name_of(definition)) in by_name:
-                raise InvalidRequestError(
-                    f"'tools' has {name!r:.80}, which is the name of a tool that the server runs.",
-                    param="tools",
+                raise InvalidRequestError.at(
+                    "tools", f"has {name!r:.80}, which is the name of a tool that the server runs."
                 )
         return cls(by_name, tuple(of_client))
 
@@ -161,6 +157,6 @@ def tools_of(given: Sequence[AnyTool] | None, box: ToolRegistry, n_ctx: int) -> 
     tools: dict[str, Tool] = {}
     for one in given:
         if isinstance(one, str):
-            tools |= box.select([one])
+            tools |= select(box.tools, [one])
     others = [one for one in given if not isinstance(one, str)]
     return [*tools.values(), *(one if isinstance(one, Tool) else tool_of(one) for one in others)]

@@ -210,10 +210,10 @@ class ModelTranscriber:
     def check(self, params: TranscriptionParams) -> None:
         """Check that the model supports the parameters. Raises UnsupportedFieldError."""
         if params.words:
-            raise UnsupportedFieldError(
-                "'timestamp_granularities' must not have \"word\": the loaded model does not tell "
+            raise UnsupportedFieldError.at(
+                "timestamp_granularities",
+                'must not have "word": the loaded model does not tell '
                 "the times of words. A server with --transcription-model does.",
-                param="timestamp_granularities",
             )
 
     async def transcribe(

@@ -150,14 +150,12 @@ class WhisperTranscriber:
     def check(self, params: TranscriptionParams) -> None:
         """Check that Whisper supports the parameters. Raises UnsupportedFieldError."""
         if params.logprobs:
-            raise UnsupportedFieldError(
-                "'include' must not have \"logprobs\": Whisper does not tell those of tokens.",
-                param="include",
+            raise UnsupportedFieldError.at(
+                "include", 'must not have "logprobs": Whisper does not tell those of tokens.'
             )
         if params.max_tokens is not None:
-            raise UnsupportedFieldError(
-                "'max_tokens' is not supported: Whisper transcribes all that it hears.",
-                param="max_tokens",
+            raise UnsupportedFieldError.at(
+                "max_tokens", "is not supported: Whisper transcribes all that it hears."
             )
 
     async def transcribe(
@@ -224,10 +222,10 @@ def _code(language: str | None) -> str | None:
 
 def _check_language(params: TranscriptionParams, known: frozenset[str]) -> None:
     if params.language is not None and _code(params.language) not in known:
-        raise InvalidRequestError(
-            f"'language' is {params.language!r:.40}, which the model does not know. Languages are "
+        raise InvalidRequestError.at(
+            "language",
+            f"is {params.language!r:.40}, which the model does not know. Languages are "
             'codes such as "en".',
-            param="language",
         )
     if params.translate and known == {"en"}:
         raise InvalidRequestError("The model knows English only, and so translates nothing.")

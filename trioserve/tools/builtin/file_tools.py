@@ -108,7 +108,7 @@ class FileTool(Tool):
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         """Run it in a thread; a file that it cannot use is a result with an error."""
-        files = await self._stores(context)
+        files = self._stores(context)
         threads = self._threads.writing if self._call.WRITES else self._threads.reading
 
         def run() -> ToolResult:  # the arguments may be long
@@ -124,7 +124,7 @@ class FileTool(Tool):
         if not self.info.writes:
             return None
         try:
-            files = await self._stores(context)
+            files = self._stores(context)
             return await self._threads.reading.run_sync(
                 lambda: read_arguments(self._call, arguments).preview(files)
             )

@@ -88,7 +88,7 @@ async def open_builtin_tools(config: Config) -> AsyncIterator[BuiltinTools]:
         def runtime_of(context: ToolCallContext) -> Runtime:
             return runtimes.find(context.runtime)
 
-        async def stores(context: ToolCallContext) -> FileStore:
+        def stores(context: ToolCallContext) -> FileStore:
             return runtime_of(context).files(context.cwd)
 
         tools: dict[str, Tool] = {one.NAME: FileTool(one, stores, threads) for one in _FILE_TOOLS}

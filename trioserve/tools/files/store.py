@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from io import BufferedReader
 from typing import Literal
 
@@ -75,4 +75,4 @@ class FileStore(ABC):
 
 
 #: Finds the files that a call is about.
-FileStores = Callable[[ToolCallContext], Awaitable[FileStore]]
+FileStores = Callable[[ToolCallContext], FileStore]

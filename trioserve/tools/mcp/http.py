@@ -110,7 +110,7 @@ async def _pass_on(outbox: Outbox, told: WriteStream[SessionMessage]) -> None:
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
         pass  # the transport has ended, and with it the stream from the server
     finally:
-        outbox.end()
+        outbox.end(now=True)
 
 
 def _client(entry: HttpEntry, background: trio.Nursery) -> httpx2.AsyncClient:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCRequest, JSONRPCResponse
@@ -17,13 +15,14 @@ MAX_UNREAD = 16 * 2**20
 _OVERHEAD = 500
 
 
-class Outbox:
-    """A queue with a limit. It never waits to say that a call was given up."""
+class Outbox(Feed[tuple[SessionMessage, bytes]]):
+    """A queue of messages, each with its JSON and a newline.
+
+    It has a limit, and never waits to say that a call was given up.
+    """
 
     def __init__(self) -> None:
-        self._feed = Feed[tuple[SessionMessage, bytes]](
-            MAX_UNREAD, weigh=lambda item: len(item[1]) + _OVERHEAD
-        )
+        super().__init__(MAX_UNREAD, weigh=lambda item: len(item[1]) + _OVERHEAD)
 
     async def send(self, item: SessionMessage) -> None:
         """Have a message sent. The answer to a request of a server that does not read is dropped.
@@ -33,26 +32,18 @@ class Outbox:
         """
         data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
         if isinstance(item.message, JSONRPCRequest):
-            await self._feed.room()
+            await self.room()
         is_answer = isinstance(item.message, JSONRPCResponse | JSONRPCError)
-        if self._feed.is_over or (is_answer and self._feed.is_full):
+        if self.is_over or (is_answer and self.is_full):
             raise anyio.BrokenResourceError
-        self._feed.put((item, data))
-
-    def __aiter__(self) -> AsyncIterator[tuple[SessionMessage, bytes]]:
-        """The messages, each with its JSON and a newline."""
-        return self._feed
-
-    def end(self) -> None:
-        """Nothing is sent any more."""
-        self._feed.end(now=True)
+        self.put((item, data))
 
     async def aclose(self) -> None:
         """Nothing more is sent after what is here."""
-        self._feed.end()
+        self.end()
 
     async def __aenter__(self) -> Outbox:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._feed.end()
+        self.end()

@@ -165,4 +165,4 @@ async def _write(outbox: Outbox, stdin: trio.abc.SendStream) -> None:
     except trio.BrokenResourceError:
         pass  # `_Server.read` reports the reason
     finally:
-        outbox.end()
+        outbox.end(now=True)
