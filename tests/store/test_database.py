@@ -19,7 +19,6 @@ from trioserve.store.database import (
     problems,
     reading,
     summary,
-    usage,
 )
 from trioserve.store.usage import UsageQuery, UsageRow, Used, add_usage, expire_usage
 
@@ -196,7 +195,8 @@ def test_usage_is_read_from_the_file(tmp_path: Path) -> None:
     add_usage(database.connection, {row: used})
     add_usage(database.connection, {row: used, UsageRow("2025-12-31", "alice", "m"): used})
     database.close()
-    (found,) = usage(path, UsageQuery(start="2026-01-01", end="2026-12-31"))
+    with reading(path) as connection:
+        (found,) = UsageQuery(start="2026-01-01", end="2026-12-31").read(connection)
     assert found == attrs.asdict(row) | attrs.asdict(Used(2, 4, 0, 6, 1.0))
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from trioserve.errors import StoreError, StoreInUseError
-from trioserve.store.usage import UsageQuery
 
 if sys.platform != "win32":
     from fcntl import LOCK_EX, LOCK_NB, flock
@@ -233,19 +232,16 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
 
 def _version(connection: sqlite3.Connection, path: str) -> int:
     """The version of the schema; 0 for an empty file. Raises StoreError: it is no store."""
-    version, application = (
-        _pragma(connection, "user_version"),
-        _pragma(connection, "application_id"),
-    )
+    version: int = _pragma(connection, "user_version")
     (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if application != _APPLICATION_ID and n_tables:
+    if _pragma(connection, "application_id") != _APPLICATION_ID and n_tables:
         raise StoreError(f"{path} is a database of another program.")
     if version > len(_MIGRATIONS):
         raise StoreError(
             f"The store {path} was written by a newer trioserve: its schema has version "
             f"{version}, and this one knows versions up to {len(_MIGRATIONS)}."
         )
-    return int(version)
+    return version
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> Any:
@@ -347,12 +343,6 @@ def summary(path: str) -> list[tuple[str, int, int]]:
                 "FROM records JOIN loads ON record = id GROUP BY kind"
             )
         )
-
-
-def usage(path: str, query: UsageQuery) -> list[dict[str, Any]]:
-    """What API keys have used, as `query` reads it. Raises StoreError: the store cannot be read."""
-    with reading(path) as connection:
-        return query.read(connection)
 
 
 def export(path: str, target: str, on_progress: Callable[[float], None]) -> None:

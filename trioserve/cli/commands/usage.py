@@ -77,10 +77,11 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     elif words or given["--url"] is not None:
         raise ConfigError(f"usage: --store takes no {' '.join(words) or '--url'} beside it")
     else:
-        from trioserve.store.database import usage
+        from trioserve.store.database import reading
 
         query = UsageQuery(start=start, end=end, groups=cast(Sequence[Group], groups))
-        rows = usage(store, query)
+        with reading(store) as connection:
+            rows = query.read(connection)
     if "--json" in switches:
         print(json.dumps(rows, indent=2, ensure_ascii=False))
     else:
