@@ -311,6 +311,13 @@ def test_the_header_says_what_llama_cpp_will_allocate(
         assert found.need.cache == pytest.approx(real.cache, rel=0.02, abs=MIB)
 
 
+def test_the_context_of_embeddings_may_be_given_for_each_slot() -> None:
+    config = Config(embeddings=True, parallel=2, kv_unified_per_slot=512, mmproj_auto=False)
+    found = rooms.plan(attrs.evolve(config, fit="off"))
+    assert found is not None
+    assert measure(config).n_ctx == found.need.n_ctx == 1024
+
+
 def test_files_beside_the_model_are_counted(tmp_path: Path) -> None:
     adapter = make_lora(tmp_path / "a.gguf")
     alone, both = (

@@ -15,6 +15,7 @@ from trioserve.errors import DecodeError, ModelLoadError, NotSupportedError
 from trioserve.llama import no_logits
 from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import Context, generation_params, thread_choices
+from trioserve.llama.layout import for_embeddings
 from trioserve.llama.library import lib
 from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import LlamaModel, Progress
@@ -23,9 +24,6 @@ from trioserve.models import resolve_projector
 from trioserve.types import TokenId
 
 _log = get_logger("llama")
-
-#: Texts in one batch. A batch has 512 tokens by default, and few texts have less than 8.
-_MAX_SEQS = 64
 
 #: The size of a KV cache that does not exist, for models that compute each batch on its own.
 _NO_LIMIT = 2**31 - 1
@@ -219,26 +217,9 @@ def embedding_params(model: LlamaModel, config: Config, *, max_chunk: int = 0) -
         ModelLoadError: the KV cache would be larger than the memory that is free.
     """
     size = max(min(config.batch_size, config.ubatch_size), max_chunk)
-    holds_state = lib.llama_model_is_recurrent(model.handle) or lib.llama_model_is_hybrid(
-        model.handle
-    )
-    n_ctx = config.ctx_size or config.parallel * config.kv_unified_per_slot
     is_causal = model.metadata.get(f"{model.arch}.attention.causal") != "false"
-    params = generation_params(
-        model,
-        attrs.evolve(
-            config,
-            # Without a causal mask, a text is computed in one batch, and the cache holds no more.
-            ctx_size=n_ctx if is_causal else size,
-            kv_unified_per_slot=0,
-            batch_size=size,
-            ubatch_size=size,
-            parallel=min(config.parallel if holds_state else _MAX_SEQS, size),
-            cache_seqs=0,
-            kv_unified=True,
-        ),
-        n_scores=0,
-    )
+    config = for_embeddings(config, size, is_causal=is_causal, has_state=model.has_state)
+    params = generation_params(model, config, n_scores=0)
     params.embeddings = True
     no_logits.install(params)
     params.n_outputs_max = params.n_batch  # every token has a row

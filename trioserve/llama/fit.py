@@ -27,7 +27,17 @@ import attrs
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama import lazy_pages
-from trioserve.llama.layout import CACHE_TYPES, CELL, Layout, LayoutFacts, decide, pad
+from trioserve.llama.context import DRAFT_ROWS, SCORE_ROWS
+from trioserve.llama.drafter import draft_config
+from trioserve.llama.layout import (
+    CACHE_TYPES,
+    CELL,
+    Layout,
+    LayoutFacts,
+    decide,
+    for_embeddings,
+    pad,
+)
 from trioserve.llama.model import longest
 from trioserve.llama.shape import Layer, Shape
 
@@ -45,12 +55,6 @@ _SPARE_SHARE, _SPARE = 0.05, 32 * _MIB
 #: Physical batches and types of the KV cache to try, from the best to the last resort.
 _UBATCHES = (256, 128, 64)
 _LAST_TYPE = "q8_0"
-
-#: Rows with logits for drafts and for scores of prompts, and texts in a batch of embeddings: as
-#: contexts are made with.
-_DRAFT_ROWS = 64
-_SCORE_ROWS = 64
-_MAX_TEXTS = 64
 
 
 @attrs.frozen(kw_only=True)
@@ -160,32 +164,18 @@ def need(models: Models, config: Config, room: Room) -> Need:
     """Compute what a server with this configuration takes."""
     found = _need(models.model, config, room)
     process = PROCESS + _TOKEN * models.model.n_vocab
-    weights, cache, compute, gpus = (
-        found.weights + models.others,
-        found.cache,
-        found.compute,
-        found.gpus,
-    )
     if models.draft is not None:
-        from trioserve.llama.drafter import draft_config
-
         own = draft_config(config, layout_of(models.model, config, room))
-        other = _need(models.draft, own, room)
+        found += _need(models.draft, own, room)
         process += _TOKEN * models.draft.n_vocab
-        weights, cache, compute = (
-            weights + other.weights,
-            cache + other.cache,
-            compute + other.compute,
-        )
-        gpus = tuple(a + b for a, b in zip(gpus, other.gpus, strict=True))
-    mapped = weights - models.others if models.is_mapped else 0
+    mapped = found.weights if models.is_mapped else 0
     return Need(
         process=process,
-        weights=weights - mapped,
+        weights=found.weights + models.others - mapped,
         mapped=mapped,
-        cache=cache,
-        compute=compute,
-        gpus=gpus,
+        cache=found.cache,
+        compute=found.compute,
+        gpus=found.gpus,
         n_ctx=layout_of(models.model, config, room).n_ctx,
     )
 
@@ -193,12 +183,20 @@ def need(models: Models, config: Config, room: Room) -> Need:
 # -- one model
 
 
-@attrs.define
+@attrs.frozen
 class _Sum:
     weights: int
     cache: int
     compute: int
     gpus: tuple[int, ...]
+
+    def __add__(self, other: _Sum) -> _Sum:
+        return _Sum(
+            self.weights + other.weights,
+            self.cache + other.cache,
+            self.compute + other.compute,
+            tuple(map(sum, zip(self.gpus, other.gpus, strict=True))),
+        )
 
 
 def layout_of(shape: Shape, config: Config, room: Room) -> Layout:
@@ -223,15 +221,7 @@ def _as_run(shape: Shape, config: Config) -> Config:
     if not config.serves_embeddings:
         return config
     size = min(config.batch_size, config.ubatch_size)
-    return attrs.evolve(
-        config,
-        ctx_size=config.ctx_size if shape.is_causal else size,
-        batch_size=size,
-        ubatch_size=size,
-        parallel=min(config.parallel if shape.has_state else _MAX_TEXTS, size),
-        cache_seqs=0,
-        kv_unified=True,
-    )
+    return for_embeddings(config, size, is_causal=shape.is_causal, has_state=shape.has_state)
 
 
 def _elastic_size(shape: Shape, config: Config, room: Room) -> int:
@@ -261,7 +251,9 @@ def _need(shape: Shape, config: Config, room: Room) -> _Sum:
         cache = 0
     windows = _window_cells(shape, run, layout, n_ubatch)
     for i, (layer, place) in enumerate(zip(shape.layers, places, strict=False)):
-        in_ram = _kept_in_ram(layer, i, config)
+        # What stays in RAM even if the layer is on a GPU.
+        in_ram = layer.experts if config.cpu_moe or i < config.n_cpu_moe else 0
+        in_ram += layer.dense if i < config.n_cpu_ffn else 0
         n_cells = windows if layer.is_windowed and not config.swa_full else layout.n_ctx
         of_cache = int(_cell(layer, config) * n_cells) if shape.is_causal else 0
         of_cache += layer.state * layout.n_seqs
@@ -293,12 +285,12 @@ def _need(shape: Shape, config: Config, room: Room) -> _Sum:
 
 def _batch(shape: Shape, config: Config, layout: Layout) -> tuple[int, int, int]:
     """Return how many rows are sampled from, how many are for scores, and the physical batch."""
-    n_drafts = _DRAFT_ROWS if config.draft_types and _can_cut(shape, config) else 0
+    n_drafts = DRAFT_ROWS if config.draft_types and _can_cut(shape, config) else 0
     n_outputs = max(layout.n_seqs, config.parallel + n_drafts)
     n_batch, n_scores = min(config.batch_size, layout.n_ctx), 0
     if not config.serves_embeddings:
         n_left = min(n_batch - n_outputs, config.ubatch_size // 2)
-        n_scores = min(_SCORE_ROWS, max(1, n_left))
+        n_scores = min(SCORE_ROWS, max(1, n_left))
     n_batch = max(n_batch, n_outputs + n_scores)
     n_ubatch = min(config.ubatch_size, n_batch)
     if shape.window and not config.swa_full:
@@ -351,12 +343,6 @@ def _places(shape: Shape, config: Config, room: Room) -> list[int | None]:
         *[None] * (n_all - n_on),
         *(min(bisect_right(ends, i / n_on + 1e-9), last) for i in range(n_on)),
     ]
-
-
-def _kept_in_ram(layer: Layer, i: int, config: Config) -> int:
-    """Return the bytes of a layer that stay in RAM even if the layer is on a GPU."""
-    kept = layer.experts if config.cpu_moe or i < config.n_cpu_moe else 0
-    return kept + (layer.dense if i < config.n_cpu_ffn else 0)
 
 
 def _filled(models: Models, config: Config, room: Room) -> Config:

@@ -20,14 +20,14 @@ from typing import Any
 
 from trioserve.errors import ModelLoadError
 from trioserve.llama import shape as shapes
-from trioserve.llama.shape import Shape
+from trioserve.llama.shape import MAX_LAYERS, Shape
 from trioserve.models import gguf, tensors
 from trioserve.models.gguf import Header
 from trioserve.types.media import content_id
 
 _MAGIC = b"GGUF"
 _HEADER = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of metadata entries
-_MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # llama.cpp's
+_MAX_EXPERTS = 1024  # llama.cpp's
 _MAX_SIZE = 2**31 - 1
 _MAX_SIMILAR = 3
 _MAX_EPSILON = 1.0
@@ -137,21 +137,25 @@ def _problem(header: Header, size: int, replaced: Mapping[str, str]) -> str:
 
 
 def _problems(header: Header, arch: str) -> Iterator[tuple[str, str]]:
-    for key in header:
-        values = header.numbers(key) if key.startswith(f"{arch}.") else []
-        if not all(map(math.isfinite, values)):
-            yield key, "is not finite"
-        if key.endswith("_epsilon") and not all(0 <= value <= _MAX_EPSILON for value in values):
-            yield key, f"is {values[0]}, and should be small and positive"
+    yield from _odd_numbers(header, f"{arch}.")
     yield from _sizes(header, arch)
     yield from _heads(header, arch)
     yield from _experts(header, arch)
     yield from _vocabulary(header)
 
 
+def _odd_numbers(header: Header, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key in header:
+        values = header.numbers(key) if key.startswith(prefix) else []
+        if not all(map(math.isfinite, values)):
+            yield key, "is not finite"
+        elif key.endswith("_epsilon") and not all(0 <= one <= _MAX_EPSILON for one in values):
+            yield key, f"is {values[0]}, and should be small and positive"
+
+
 def _sizes(header: Header, arch: str) -> Iterator[tuple[str, str]]:
     for name, most in (
-        ("block_count", _MAX_LAYERS),
+        ("block_count", MAX_LAYERS),
         ("context_length", _MAX_SIZE),
         ("embedding_length", _MAX_SIZE),
     ):
@@ -309,12 +313,7 @@ def _projector_problems(header: Header, kinds: frozenset[str]) -> Iterator[str]:
     for value in header.numbers(key) if kinds.intersection(_STACKED) else ():
         if value < 1 or _WINDOW % value:
             yield f"{key} is {value}, which does not divide {_WINDOW}"
-    for key in header:
-        values = header.numbers(key)
-        if key.endswith("_epsilon") and not all(0 <= value <= 1 for value in values):
-            yield f"{key} is {values[0]}, and should be small and positive"
-        elif not all(map(math.isfinite, values)):
-            yield f"{key} is not finite"
+    yield from (f"{key} {why}" for key, why in _odd_numbers(header))
     for part in ("vision", "audio"):
         for name in ("embedding_length", "attention.head_count", "patch_size", "image_size"):
             key = f"clip.{part}.{name}"

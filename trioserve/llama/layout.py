@@ -39,6 +39,9 @@ CACHE_TYPES = {
 #: By default, each slot has a part of the KV cache if that has at least this many tokens.
 ENOUGH = 4096
 
+#: Texts in a batch of embeddings. It has 512 tokens by default, and few texts have less than 8.
+_MAX_TEXTS = 64
+
 #: Bytes that llama.cpp allocates for a cell, besides its keys and values.
 CELL = 64
 
@@ -96,6 +99,22 @@ def choose(model: LlamaModel, config: Config, *, may_be_elastic: bool = True) ->
     spare = min(layout.n_ctx, layout.n_cells - layout.n_ctx)
     n_copies = min(spare, _room_for_copies(model, config, layout.n_ctx))
     return attrs.evolve(layout, n_copies=max(0, n_copies))
+
+
+def for_embeddings(config: Config, size: int, *, is_causal: bool, has_state: bool) -> Config:
+    """Set what a context for embeddings has, with batches of `size` tokens."""
+    n_ctx = config.ctx_size or config.parallel * config.kv_unified_per_slot
+    return attrs.evolve(
+        config,
+        # Without a causal mask, a text is computed in one batch, and the cache holds no more.
+        ctx_size=n_ctx if is_causal else size,
+        kv_unified_per_slot=0,
+        batch_size=size,
+        ubatch_size=size,
+        parallel=min(config.parallel if has_state else _MAX_TEXTS, size),
+        cache_seqs=0,
+        kv_unified=True,
+    )
 
 
 def decide(config: Config, facts: LayoutFacts) -> Layout:
@@ -186,7 +205,7 @@ def kv_cache_size(model: LlamaModel, config: Config, n_ctx: int) -> int:
     says which they are. Recurrent and hybrid models count as 0, because the file does not say how
     their memory grows with the context.
     """
-    if lib.llama_model_is_recurrent(model.handle) or lib.llama_model_is_hybrid(model.handle):
+    if model.has_state:
         return 0
     arch, metadata, info = model.arch, model.metadata, model.info
     layers = info.n_layer

@@ -108,21 +108,20 @@ class LlamaModel(HandleOwner):
         return self.metadata.get("general.architecture", "")
 
     @property
+    def has_state(self) -> bool:
+        """Whether it is recurrent, or partly so."""
+        handle = self.handle
+        return bool(lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle))
+
+    @property
     def can_cut(self) -> bool:
         """Whether the state of a sequence can be cut off at any position."""
-        handle = self.handle
-        return not (
-            lib.llama_model_is_recurrent(handle)
-            or lib.llama_model_is_hybrid(handle)
-            or self.window > 0
-        )
+        return not (self.has_state or self.window > 0)
 
     @property
     def cuttable(self) -> int:
         """How many cells a sequence may have that can be cut, where not all can be."""
-        handle = self.handle
-        has_state = lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle)
-        return 0 if has_state else max(0, self.window - 1)
+        return 0 if self.has_state else max(0, self.window - 1)
 
     @property
     def window(self) -> int:

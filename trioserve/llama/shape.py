@@ -16,7 +16,7 @@ import attrs
 from trioserve.models.gguf import Header
 from trioserve.whole_numbers import whole_number
 
-_MAX_LAYERS = 512  # llama.cpp's
+MAX_LAYERS = 512  # llama.cpp's
 #: No size is larger. The product of a few of these is a finite number.
 _MOST = 2.0**48
 _LAYER = re.compile(rb"blk\.(\d+)\.(.+)")
@@ -106,7 +106,7 @@ def measure(files: Sequence[tuple[Header, int]], overridden: Mapping[str, str]) 
         for one, end in zip(found, ends, strict=False):  # a file may have none
             sizes[one.name] = max(0, min(end, room) - one.offset)
             shapes[one.name] = one.shape
-    n_layers = min(int(keys.number("block_count")), _MAX_LAYERS)
+    n_layers = min(int(keys.number("block_count")), MAX_LAYERS)
     by_layer: defaultdict[int, dict[bytes, int]] = defaultdict(dict)
     rest = 0
     for name, size in sizes.items():
