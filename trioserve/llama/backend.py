@@ -86,6 +86,8 @@ class LlamaBackend:
         self.n_score_rows: int = context.n_outputs - self.n_outputs
         self.spare_ram: int | None = None
         self._lora = LoadedAdapters(model, ()) if adapters is None else adapters
+        #: As `Backend` has it.
+        self.remove_adapter = self._lora.remove
         #: As `Backend` has it. `trioserve.llama.load` sets one that uses another process.
         self.try_adapter: Callable[[Path], None] = check_adapter
         self.drafters: Sequence[LlamaDrafter | HeadDrafter] = ()
@@ -156,16 +158,13 @@ class LlamaBackend:
             made.callback(backend.close)
             backend.projector = projector
             if config.head_type is not None:
-                backend.use_head(head_loading.load_head(model, context, config, draft_progress))
+                head = head_loading.load_head(model, context, config, draft_progress)
+                # It has every sequence, too.
+                backend.drafters, backend._head, backend.memory = (head,), head, head.memory
             elif config.spec_draft_model is not None:
                 backend.drafters = (load_drafter(model, context, config, draft_progress),)
             made.pop_all()
         return backend
-
-    def use_head(self, head: HeadDrafter) -> None:
-        """Make drafts by a head, which has every sequence, too. Before the first decode."""
-        self.drafters, self._head = (head,), head
-        self.memory = head.memory
 
     def set_adapters(self, adapters: Adapters) -> None:
         """Use these LoRA adapters, as `Backend` has it."""
@@ -179,10 +178,6 @@ class LlamaBackend:
     def add_adapter(self, path: Path) -> int:
         """Load a LoRA adapter, between two decodes, as `Backend` has it."""
         return self._lora.add(str(path), 0.0)
-
-    def remove_adapter(self, id_: int) -> None:
-        """Free a LoRA adapter, as `Backend` has it."""
-        self._lora.remove(id_)
 
     def set_threads(self, count: int) -> None:
         """Compute with `count` threads from the next `decode` on."""

@@ -14,7 +14,8 @@ pieces, beside the others, so that no step becomes long. Until then it has no dr
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
@@ -161,6 +162,17 @@ class DraftRules:
     n_ctx_seq: int
     follows_threads: bool = False
 
+    @classmethod
+    def of(cls, config: Config, n_ctx_seq: int, n_max: int | None = None) -> DraftRules:
+        """Make them of a configuration, whose `n_max` may be too large for the drafter."""
+        return cls(
+            n_max=config.spec_draft_n_max if n_max is None else n_max,
+            n_min=config.spec_draft_n_min,
+            p_min=config.spec_draft_p_min,
+            n_ctx_seq=n_ctx_seq,
+            follows_threads=config.spec_draft_threads == config.spec_draft_threads_batch == -1,
+        )
+
 
 @attrs.frozen
 class _Draft:
@@ -284,7 +296,8 @@ class LlamaDrafter:
         followed = [(request, self._texts.follow(request)) for request in requests]
         followed.sort(key=lambda pair: len(pair[0].keys) - len(pair[1].held))
         self._batch.clear()
-        left = self._catch_up_tokens()
+        # How many tokens slots that are behind may decode in a step, all together.
+        left = max(FEW + 1, int(PIECE_S / self._token_s)) if self._token_s else 2 * FEW
         added: list[tuple[DraftText, list[TokenId]]] = []
         drafts = []
         for request, text in followed:
@@ -325,11 +338,6 @@ class LlamaDrafter:
             text.is_closed = True  # it has a token that this model does not know
             return []
         return new
-
-    def _catch_up_tokens(self) -> int:
-        """How many tokens slots that are behind may decode in a step, all together."""
-        seconds = self._token_s
-        return max(FEW + 1, int(PIECE_S / seconds)) if seconds else 2 * FEW
 
     # -- the guesses
 
@@ -391,32 +399,36 @@ def load_drafter(
     Raises:
         ModelLoadError: it cannot be used, and the message names its file; or `progress` cancelled.
     """
-    if not target.can_cut:
-        raise ModelLoadError(
-            f"The model in {target.info.path} cannot have a draft model, because it cannot take "
-            "back wrong guesses; with sliding windows, it can if you set swa_full."
-        )
+    check_cuts(target, "a draft model")
     own = draft_config(config, context)
-    model = LlamaModel.load(own, progress=progress)
-    try:
+    with loading(LlamaModel.load(own, progress=progress), "cannot be the draft model") as model:
         _check_kind(model)
         check_vocabulary(model, target)
         drafts = open_context(model, own, n_scores=0)
+    rules = DraftRules.of(config, min(drafts.n_ctx_seq, model.max_n_ctx_seq(own)))
+    _log.info("draft model", path=model.info.path, n_max=rules.n_max)
+    return LlamaDrafter(model, drafts, target.vocab.n_tokens, rules)
+
+
+def check_cuts(target: LlamaModel, what: str) -> None:
+    """Raise ModelLoadError unless a model can take back wrong guesses, as it must to have these."""
+    if not target.can_cut:
+        raise ModelLoadError(
+            f"The model in {target.info.path} cannot have {what}, because it cannot take back "
+            "wrong guesses; with sliding windows, it can if you set swa_full."
+        )
+
+
+@contextmanager
+def loading(model: LlamaModel, refusal: str) -> Iterator[LlamaModel]:
+    """Close a model that drafts if the block fails; its ModelLoadError then names the file."""
+    try:
+        yield model
     except BaseException as error:
         model.close()
         if not isinstance(error, ModelLoadError):
             raise
-        path = model.info.path
-        raise ModelLoadError(f"{path} cannot be the draft model: {error.message}") from error
-    rules = DraftRules(
-        n_max=config.spec_draft_n_max,
-        n_min=config.spec_draft_n_min,
-        p_min=config.spec_draft_p_min,
-        n_ctx_seq=min(drafts.n_ctx_seq, model.max_n_ctx_seq(own)),
-        follows_threads=config.spec_draft_threads == config.spec_draft_threads_batch == -1,
-    )
-    _log.info("draft model", path=model.info.path, n_max=rules.n_max)
-    return LlamaDrafter(model, drafts, target.vocab.n_tokens, rules)
+        raise ModelLoadError(f"{model.info.path} {refusal}: {error.message}") from error
 
 
 def draft_config(config: Config, context: Context | Layout) -> Config:

@@ -14,7 +14,13 @@ from trioserve.errors import DecodeError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.batch import RowBatch
 from trioserve.llama.context import Context, generation_params
-from trioserve.llama.drafter import DraftRules, check_vocabulary, draft_config
+from trioserve.llama.drafter import (
+    DraftRules,
+    check_cuts,
+    check_vocabulary,
+    draft_config,
+    loading,
+)
 from trioserve.llama.head_texts import Rows
 from trioserve.llama.heads import FEW, BlockDrafter, ChainDrafter, Head, HeadDrafter
 from trioserve.llama.layout import Layout, pad
@@ -71,14 +77,7 @@ class _Loader:
         self._n_max = config.spec_draft_n_max
 
     def _rules(self, n_ctx_seq: int) -> DraftRules:
-        config = self._config
-        return DraftRules(
-            n_max=self._n_max,
-            n_min=config.spec_draft_n_min,
-            p_min=config.spec_draft_p_min,
-            n_ctx_seq=min(self._context.n_ctx_seq, n_ctx_seq),
-            follows_threads=config.spec_draft_threads == config.spec_draft_threads_batch == -1,
-        )
+        return DraftRules.of(self._config, min(self._context.n_ctx_seq, n_ctx_seq), self._n_max)
 
     def _head(
         self,
@@ -154,40 +153,25 @@ class _Loader:
             raise ModelLoadError(
                 f"spec_type 'draft-mtp' needs a model file with MTP heads, and {path} has none."
             )
-        self._check_cuts()
+        check_cuts(model, "drafts by a head")
         if n_heads > 1 or model.arch not in MTP_FAMILIES:
             raise ModelLoadError(
                 f"The MTP heads of {path} cannot be used: those of its architecture, {model.arch}, "
                 "are not supported."
             )
 
-    def _check_cuts(self) -> None:
-        if not self._model.can_cut:
-            raise ModelLoadError(
-                f"The model in {self._model.info.path} cannot have drafts by a head, because it "
-                "cannot take back wrong guesses; with sliding windows, it can if you set swa_full."
-            )
-
     # -- in a separate file
 
     def separate(self, progress: Progress | None) -> HeadDrafter:
         """Make a drafter of an EAGLE-3 head or a DFlash model."""
-        self._check_cuts()
+        check_cuts(self._model, "drafts by a head")
         own = draft_config(self._config, self._context)
         model = LlamaModel.load(own, progress=progress, is_head=True)
-        try:
+        with loading(model, "cannot make drafts"):
             layers = self._layers_for(model)
             check_vocabulary(model, self._model)
-            is_chain = self._name == "draft-eagle3"
-            return (
-                self._eagle3(model, own, layers) if is_chain else self._dflash(model, own, layers)
-            )
-        except BaseException as error:
-            model.close()
-            if not isinstance(error, ModelLoadError):
-                raise
-            path = model.info.path
-            raise ModelLoadError(f"{path} cannot make drafts: {error.message}") from error
+            make = self._eagle3 if self._name == "draft-eagle3" else self._dflash
+            return make(model, own, layers)
 
     def _layers_for(self, model: LlamaModel) -> Sequence[int]:
         """Return the layers of the model that the head reads."""

@@ -108,10 +108,6 @@ class HeadText:
             self.gaps += [(start, pos)] if start < pos else []
         self.n_read = pos
 
-    def note_guesses(self) -> None:
-        """Note that the head has gone on with guesses."""
-        self.is_stale = True
-
     def skip(self, row: Rows) -> None:
         """Note that the model has read something that the head cannot: its last row."""
         self.tokens, self.rows, self.before = [], [], row
@@ -232,6 +228,7 @@ class HeadMemory:
         self._model, self._head = model, head
         self._texts = texts
         self._width, self._needs_rows = width, needs_rows
+        self.first, self.last, self.trim = model.first, model.last, model.trim
 
     def tidy(self, text: HeadText) -> None:
         """Remove from the head's sequence what is not of the text."""
@@ -265,10 +262,6 @@ class HeadMemory:
         text.repeated = token
         return True
 
-    def trim(self, seq: int, n_cells: int) -> None:
-        """See `Memory.trim`."""
-        self._model.trim(seq, n_cells)
-
     def copy(self, source: int, target: int) -> None:
         """See `Memory.copy`."""
         self._model.copy(source, target)
@@ -277,14 +270,6 @@ class HeadMemory:
             self._head.remove(target, 0)
             self._head.copy(source, target)
             self._texts[target].take(self._texts[source])
-
-    def first(self, seq: int) -> int:
-        """See `Memory.first`."""
-        return self._model.first(seq)
-
-    def last(self, seq: int) -> int:
-        """See `Memory.last`."""
-        return self._model.last(seq)
 
     def size(self, seq: int, *, partial: bool = False) -> int:
         """See `Memory.size`."""

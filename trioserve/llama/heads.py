@@ -334,7 +334,7 @@ class ChainDrafter(HeadDrafter):
         self._decode(rows)
         for draft in drafts:
             draft.text.settle(len(draft.text.tokens))
-            draft.text.note_guesses()
+            draft.text.is_stale = True
         return drafts
 
     def _extend(self, drafts: list[_Chain]) -> list[_Chain]:
@@ -385,7 +385,7 @@ class BlockDrafter(HeadDrafter):
         for request, text in able:
             block = [request.keys[-1], *[self._mask] * self.n_max]
             self._batch.extend(block, text.n_cells, text.id)
-            text.note_guesses()
+            text.is_stale = True
         self._batch.want_all()
         self._context.decode(self._batch)
         shape = len(self._batch), self._head.n_known
