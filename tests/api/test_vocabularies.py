@@ -244,7 +244,7 @@ def test_a_stream_is_the_whole(served: ServedModel) -> None:
 
 def test_the_text_is_that_of_the_tokens(served: ServedModel) -> None:
     answer = complete(served, n_predict=40, ignore_eos=True, return_tokens=True)
-    data = served.vocab.detokenize(answer["tokens"], special=False)
+    data = b"".join(served.vocab.pieces[token] for token in answer["tokens"])
     assert answer["content"] == data.decode(errors="replace")
 
 

@@ -26,7 +26,7 @@ PACKAGE = Path(llama.__file__).parent
 
 
 def test_the_installed_library_is_fine() -> None:
-    llama.check_library()
+    library.check_library()
 
 
 def test_the_list_names_what_the_sources_call() -> None:
@@ -68,22 +68,25 @@ def imitation(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**functions, **changes})
 
 
-def test_missing_functions_are_named() -> None:
-    library.check_library(imitation())
+def test_missing_functions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     old = imitation()
+    monkeypatch.setattr(library, "lib", old)
+    library.check_library()
     del old.llama_decode
     del old.llama_n_ctx_seq
     with pytest.raises(
         BackendMismatchError,
         match=rf"lacks llama_decode, llama_n_ctx_seq; .* {library.MIN_VERSION}",
     ):
-        library.check_library(old)
+        library.check_library()
 
 
-def test_other_structures_are_told() -> None:
+def test_other_structures_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SimpleNamespace(type_k=0, type_v=1, n_samplers=1)
+    other = imitation(llama_context_default_params=lambda: params)
+    monkeypatch.setattr(library, "lib", other)
     with pytest.raises(BackendMismatchError, match="structures"):
-        library.check_library(imitation(llama_context_default_params=lambda: params))
+        library.check_library()
 
 
 def test_no_library_at_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from trioserve.config import Config
 from trioserve.errors import EngineError, InvalidRequestError
 from trioserve.llama import LlamaBackend, sampler as sampler_module
 from trioserve.llama.sampler import Shortlist, largest, n_best
+from trioserve.llama.sampler_chain import names_of
 from trioserve.types import SAMPLER_NAMES, SamplingParams
 
 PROMPT = "Once upon a time there was a small boat"
@@ -54,7 +55,7 @@ def draw(backend: LlamaBackend, count: int = 20, **fields: object) -> list[int]:
 
 def names(backend: LlamaBackend, **fields: object) -> tuple[str, ...]:
     with backend.sampler(SamplingParams(**fields), ()) as sampler:
-        return sampler.names()
+        return names_of(sampler.handle)
 
 
 # -- which samplers there are

@@ -33,7 +33,7 @@ def test_text_comes_back(vocab: LlamaVocab, text: str) -> None:
 
 @given(tokens=st.lists(st.integers(0, 2000), max_size=30))
 def test_detokenizing_joins_pieces(vocab: LlamaVocab, tokens: list[int]) -> None:
-    assert vocab.detokenize(tokens, special=False) == b"".join(vocab.pieces[t] for t in tokens)
+    assert vocab.detokenize(tokens) == b"".join(vocab.names[t] for t in tokens)
 
 
 def test_nul_characters_are_text(vocab: LlamaVocab) -> None:
@@ -46,7 +46,6 @@ def test_control_tokens_are_read_when_asked_for(vocab: LlamaVocab) -> None:
     assert len(vocab.tokenize("<|im_start|>", parse_special=False)) > 1
     assert vocab.pieces[start] == b""
     assert vocab.detokenize([start]) == b"<|im_start|>"
-    assert vocab.detokenize([start], special=False) == b""
 
 
 def test_the_end_of_a_turn_ends_the_output(vocab: LlamaVocab) -> None:

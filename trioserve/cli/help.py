@@ -8,7 +8,6 @@ import shutil
 import textwrap
 from importlib.metadata import version
 
-from trioserve import llama
 from trioserve._version import __version__
 from trioserve.cli.commands import COMMANDS, SERVE, help_of
 from trioserve.config.flags import BY_FIELD, BY_NAME, FLAGS, GROUPS, Flag
@@ -156,9 +155,9 @@ def version_text() -> str:
     Raises:
         BackendMismatchError: llama.cpp cannot be used.
     """
-    llama.check_library()
-    from trioserve.llama import devices
+    from trioserve.llama import devices, library
 
+    library.check_library()
     return (
         f"trioserve {__version__}\n"
         f"llama-cpp-python {version('llama-cpp-python')}\n"
@@ -174,7 +173,6 @@ def devices_text() -> str:
     Raises:
         BackendMismatchError: llama.cpp cannot be used.
     """
-    llama.check_library()
     from trioserve.llama import devices
 
     return "".join(f"{one.name}: {one.description}\n" for one in devices.devices())

@@ -76,7 +76,7 @@ def _tell_estimate(status: StatusPipe, argv: Sequence[str], environ: Mapping[str
         HubError: the model cannot be downloaded.
         ConfigError: a flag is invalid.
     """
-    from trioserve.llama.estimate import estimate
+    from trioserve.llama.estimate import measure
 
     beside = [word for word in argv[:1] if word.startswith(BESIDE)]
     config = trio.run(fetch, status, parse(argv[len(beside) :], environ).config)
@@ -86,7 +86,7 @@ def _tell_estimate(status: StatusPipe, argv: Sequence[str], environ: Mapping[str
 
         found = room.plan(config, more_ram=int(beside[0].removeprefix(BESIDE)))
     if found is None:
-        status.tell("estimated", bytes=estimate(config))
+        status.tell("estimated", bytes=measure(config).total)
     else:
         gpus, free = found.need.gpus, found.room.gpus
         status.tell("estimated", bytes=found.wanted, gpus=gpus, free_gpus=free)

@@ -143,7 +143,6 @@ class Projector(Protocol):
         parts: Sequence[str | DecodedMedia],
         *,
         add_special: bool,
-        parse_special: bool = True,
         check: Callable[[int], object] = lambda _n: None,
     ) -> Prompt:
         """Tokenize text, and cut media into chunks, with the tokens that surround them.
@@ -222,8 +221,8 @@ class Vocab(Protocol):
         number of tokens so far; what it raises ends the work.
         """
 
-    def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
-        """Join the pieces of tokens; `special` writes the names of control tokens too."""
+    def detokenize(self, tokens: Sequence[TokenId]) -> bytes:
+        """Join the pieces of tokens, with the names of control tokens."""
 
 
 class Sampler(Protocol):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Progress: TypeAlias = Callable[[float], bool]
 
-__all__ = ["LlamaBackend", "check_library", "load"]
+__all__ = ["LlamaBackend", "load"]
 
 
 def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | LlamaEmbedder:
@@ -98,17 +98,6 @@ def load_here(config: Config, *, progress: Progress | None = None) -> LlamaBacke
     from trioserve.llama.backend import LlamaBackend
 
     return LlamaBackend.load(config, progress=progress)
-
-
-def check_library() -> None:
-    """Check that the installed llama.cpp has every function that we call.
-
-    Raises:
-        BackendMismatchError: it does not; the message names what is missing.
-    """
-    from trioserve.llama import library
-
-    library.check_library()
 
 
 def __getattr__(name: str) -> Any:

@@ -50,11 +50,6 @@ class Estimate:
         return self.weights + self.cache + self.compute
 
 
-def estimate(config: Config) -> int:
-    """Return how many bytes a server with this configuration will need; see `measure`."""
-    return measure(config).total
-
-
 def measure(config: Config) -> Estimate:
     """Estimate what a server with this configuration will need, on all devices together.
 
@@ -67,7 +62,9 @@ def measure(config: Config) -> Estimate:
         ModelLoadError: the file or the context cannot be used.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
-    config = _without_remote(config)
+    # Other machines need not be there for this, and have one client at a time.
+    here = tuple(name for name in config.device if not name.startswith("RPC"))
+    config = attrs.evolve(config, rpc=(), device=here)
     with LlamaModel.load(config, weights=False) as model:
         layout = None if config.serves_embeddings else choose(model, config)
         if config.serves_embeddings:
@@ -96,12 +93,6 @@ def measure(config: Config) -> Estimate:
             weights + other.weights, cache + other.cache, compute + other.compute
         )  # fmt: skip
     return Estimate(weights=weights, cache=cache, compute=compute, n_ctx=n_ctx)
-
-
-def _without_remote(config: Config) -> Config:
-    """Leave out other machines: they need not be there for this, and have one client at a time."""
-    here = tuple(name for name in config.device if not name.startswith("RPC"))
-    return attrs.evolve(config, rpc=(), device=here)
 
 
 def _check_cells(n_ctx: int) -> None:

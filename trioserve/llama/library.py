@@ -117,25 +117,20 @@ except (ImportError, OSError, RuntimeError, AttributeError) as error:
 lib: Any = _bindings
 
 
-def check_library(library: Any = None) -> None:
+def check_library() -> None:
     """Check that the installed llama.cpp has the functions and structures that we use.
-
-    Args:
-        library: the bindings to check; by default the installed ones.
 
     Raises:
         BackendMismatchError: something is missing; the message names it.
     """
-    if library is None:
-        library = lib
     needs = f"trioserve needs llama-cpp-python {MIN_VERSION} or a later one that is compatible"
-    if library is None:
+    if lib is None:
         raise BackendMismatchError(f"llama.cpp cannot be used ({_import_error}); {needs}.")
-    missing = [name for name in FUNCTIONS if not hasattr(library, name)]
+    missing = [name for name in FUNCTIONS if not hasattr(lib, name)]
     if missing:
         raise BackendMismatchError(f"The installed llama.cpp lacks {', '.join(missing)}; {needs}.")
     # If the last fields of the largest structure are right, the bindings and the library agree.
-    params = library.llama_context_default_params()
+    params = lib.llama_context_default_params()
     if (params.type_k, params.type_v, params.n_samplers) != (1, 1, 0):
         raise BackendMismatchError(
             f"llama.cpp's structures are not those of its Python bindings; {needs}."

@@ -16,7 +16,7 @@ from trioserve.llama.context import Context
 from trioserve.llama.grammar.matcher import LazyMatcher, Matcher
 from trioserve.llama.grammar.tokens import Mask
 from trioserve.llama.library import HandleOwner, lib, short
-from trioserve.llama.sampler_chain import Offload, names_of
+from trioserve.llama.sampler_chain import Offload
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.types import (
     Candidates,
@@ -287,10 +287,6 @@ class LlamaSampler(HandleOwner):
         raw = _softmax(self._context.logits(row, self._n_vocab))
         best = np.array(largest(raw, n), dtype=np.intp)
         return self._named(token, raw[[token]], best, raw[best])
-
-    def names(self) -> tuple[str, ...]:
-        """The samplers of the chain, in order; a ``?`` before a name means "without effect"."""
-        return names_of(self.handle)
 
     def close(self) -> None:
         """Free it. Closing twice is fine."""

@@ -38,8 +38,9 @@ _FUNCTIONS: dict[str, tuple[str, list[Any], Any]] = {
 }
 
 
-def _bound(name: str, library: Any) -> Callable[..., Any] | None:
+def _bound(name: str) -> Callable[..., Any] | None:
     parameters, argtypes, restype = _FUNCTIONS[name]
+    library = lib._lib
     for symbol in (name, f"_Z{len(name)}{name}{parameters}"):
         if hasattr(library, symbol):
             # All of them are short, so they keep the GIL.
@@ -47,17 +48,13 @@ def _bound(name: str, library: Any) -> Callable[..., Any] | None:
     return None
 
 
-def staged(spec_type: str, library: Any = None) -> Any:
-    """Return the functions for drafts of this type, as attributes.
-
-    Args:
-        spec_type: for the message.
-        library: the shared library; by default that of the bindings.
+def staged(spec_type: str) -> Any:
+    """Return the functions for drafts, as attributes; `spec_type` is for the message.
 
     Raises:
         BackendMismatchError: the library lacks one; the message names it.
     """
-    bound = {name: _bound(name, library or lib._lib) for name in _FUNCTIONS}
+    bound = {name: _bound(name) for name in _FUNCTIONS}
     found = {name: function for name, function in bound.items() if function is not None}
     missing = [name for name in _FUNCTIONS if name not in found]
     if not hasattr(lib.llama_context_default_params(), "ctx_other"):

@@ -337,15 +337,14 @@ class LlamaVocab:
             place += len(name)
         return tuple(found)
 
-    def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
-        """Join the pieces of tokens; `special` writes the names of control tokens too.
+    def detokenize(self, tokens: Sequence[TokenId]) -> bytes:
+        """Join the names of tokens.
 
         Raises:
             InvalidRequestError: something in `tokens` is not the id of a token.
         """
-        table = self.names if special else self.pieces
         self.check(tokens, param="tokens")
-        return b"".join([table[token] for token in tokens])
+        return b"".join(map(self.names.__getitem__, tokens))
 
     def check(self, tokens: Sequence[TokenId], *, param: str) -> None:
         """Check that these are token ids.

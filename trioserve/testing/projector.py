@@ -78,7 +78,6 @@ class ScriptedProjector:
         parts: Sequence[str | DecodedMedia],
         *,
         add_special: bool,
-        parse_special: bool = True,
         check: Callable[[int], object] = lambda _n: None,
     ) -> Prompt:
         """Encode text as UTF-8, and put chunks between."""

@@ -38,7 +38,7 @@ class ByteVocab:
         """Encode as UTF-8."""
         return tuple(text.encode())
 
-    def detokenize(self, tokens: Sequence[TokenId], *, special: bool = True) -> bytes:
+    def detokenize(self, tokens: Sequence[TokenId]) -> bytes:
         """Join the bytes."""
         return b"".join(self.pieces[token] for token in tokens)
 

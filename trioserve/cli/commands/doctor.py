@@ -23,7 +23,6 @@ from urllib.request import getproxies, proxy_bypass
 
 import attrs
 
-from trioserve import llama
 from trioserve._version import __version__
 from trioserve.cli.commands import bytes_text, hush
 from trioserve.cli.commands.show import on_disk
@@ -121,8 +120,10 @@ _Check = Callable[[Config, Sequence[str], Mapping[str, str]], Iterator[Finding]]
 def _versions(*_others: object) -> Iterator[Finding]:
     python = f"Python {platform.python_version()} on {platform.machine()} {platform.system()}"
     yield Finding(Level.OK, "trioserve", f"{__version__}, {python}")
+    from trioserve.llama.library import check_library
+
     try:
-        llama.check_library()
+        check_library()
     except TrioServeError as error:
         yield Finding(Level.PROBLEM, "llama.cpp", error.message, "pip install -U llama-cpp-python")
         return

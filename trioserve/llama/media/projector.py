@@ -132,7 +132,6 @@ class LlamaProjector:
         parts: Sequence[str | DecodedMedia],
         *,
         add_special: bool,
-        parse_special: bool = True,
         check: Callable[[int], object] = lambda _n: None,
     ) -> Prompt:
         """Tokenize text, and cut media into chunks, with the tokens that surround them.
@@ -147,9 +146,7 @@ class LlamaProjector:
         for index, one in self._pieces(parts):
             n_cells = len(tokens) + n_media
             if isinstance(one, str):
-                tokens += self._vocab.tokenize(
-                    one, parse_special=parse_special, check=partial(_after, check, n_cells)
-                )
+                tokens += self._vocab.tokenize(one, check=partial(_after, check, n_cells))
                 continue
             check(n_cells)
             for part in self._cut(one, index, n_images):
