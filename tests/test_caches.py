@@ -20,7 +20,7 @@ BY_OWNER = {
 }
 #: Caches of one request, slot or client.
 OF_ONE = {
-    "llama/grammar/tools.py:OrderedDict",
+    "llama/grammar/tools.py:OrderedDict",  # and what was logged, which answers do not show
     "server/limits/rates.py:OrderedDict",  # the rates of each client
 }
 #: Of the program, the model, the machine or its files, the same for all clients.
@@ -35,7 +35,6 @@ OF_THE_SERVER = {
     "chat/markers.py:cache",
     "chat/formats/syntax.py:lru_cache",  # markers of chat formats
     "llama/devices.py:cache",
-    "llama/grammar/tools.py:lru_cache",  # what was logged, which answers do not show
     "llama/header.py:lru_cache",  # headers of model files
     "llama/media/library.py:cache",
     "llama/no_logits.py:cache",

@@ -40,7 +40,8 @@ class Interrupt:
     def __init__(self) -> None:
         #: Of two bytes; the first is not 0 while a decode is to end.
         self.flag = ctypes.create_string_buffer(2)
-        address = ctypes.cast(_c_library().strlen, ctypes.c_void_p).value
+        libc = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+        address = ctypes.cast(libc.strlen, ctypes.c_void_p).value
         self.callback = lib.ggml_abort_callback(address)
         self._lock = threading.Lock()
         self._is_held = False
@@ -70,10 +71,6 @@ class Interrupt:
     def is_set(self) -> bool:
         """Whether a decode is to be interrupted, or was."""
         return self.flag[0] != b"\0"
-
-
-def _c_library() -> Any:
-    return ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
 
 
 _log = get_logger("llama")

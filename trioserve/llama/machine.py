@@ -106,8 +106,7 @@ def free_memory(*, for_files: bool = False) -> int | None:
     is what files may take that are mapped to be read: `ulimit -d` does not limit that.
     """
     try:
-        fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-        free = sum(int(fields[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
+        free = sum(_sizes(_MEMINFO, "MemAvailable", "SwapFree"))
     except (OSError, KeyError, ValueError):
         return total_memory()
     limits = _free_addresses(for_files=for_files)
@@ -174,16 +173,21 @@ def _free_addresses(*, for_files: bool = False) -> list[int]:
     limits = [one for one in _address_limits() if not (for_files and one[1] == _DATA)]
     for limit, name, threads in limits:
         with suppress(OSError, KeyError, ValueError):
-            fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
-            found.append(max(0, limit - int(fields[name].split()[0]) * 1024 - threads))
+            (size,) = _sizes(_STATUS, name)
+            found.append(max(0, limit - size - threads))
     return found
+
+
+def _sizes(path: Path, *names: str) -> tuple[int, ...]:
+    """Read sizes in a file of the kernel, as bytes. Raises OSError, KeyError, ValueError."""
+    fields = dict(line.split(":", 1) for line in path.read_text().splitlines())
+    return tuple(int(fields[name].split()[0]) * 1024 for name in names)
 
 
 def anonymous_memory() -> int:
     """Return how many bytes of this process are no file's; 0: unknown."""
     with suppress(OSError, KeyError, ValueError):
-        fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
-        return int(fields["RssAnon"].split()[0]) * 1024
+        return _sizes(_STATUS, "RssAnon")[0]
     return 0
 
 
@@ -203,10 +207,8 @@ def memory_use(pids: Sequence[int]) -> MemoryUse:
     found = {}
     for pid in pids:
         with suppress(OSError, KeyError, ValueError):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-            fields = dict(line.split(":", 1) for line in lines)
-            sizes = [int(fields[name].split()[0]) * 1024 for name in ("Pss", "Pss_Anon")]
-            found[pid] = (sizes[0], sizes[1])
+            whole, anonymous = _sizes(Path(f"/proc/{pid}/smaps_rollup"), "Pss", "Pss_Anon")
+            found[pid] = (whole, anonymous)
     return MemoryUse(free_memory(), found)
 
 

@@ -237,7 +237,9 @@ def _take_note(state: bytearray, checksums: Sequence[int]) -> object:
     `checksums` are those that what comes before the state may have.
     """
     mark = bytes(state[-len(_MARK) :])
-    if not _is_ours(mark) or len(state) < PREFIX + _TAIL.size:
+    # It may have a damaged byte or two.
+    is_ours = sum(a == b for a, b in zip(mark, _MARK, strict=False)) >= len(_MARK) - 2
+    if not is_ours or len(state) < PREFIX + _TAIL.size:
         return None
     length, expected, _ = _TAIL.unpack_from(state, len(state) - _TAIL.size)
     with memoryview(state) as view:
@@ -255,11 +257,6 @@ def _take_note(state: bytearray, checksums: Sequence[int]) -> object:
         raise _refusal("is damaged at its end") from None
     del state[start:]
     return note
-
-
-def _is_ours(mark: bytes) -> bool:
-    """Whether a mark is ours, perhaps with a damaged byte or two."""
-    return sum(a == b for a, b in zip(mark, _MARK, strict=False)) >= len(_MARK) - 2
 
 
 def _root(note: object, loaded: Sequence[AdapterInfo]) -> CacheRoot:

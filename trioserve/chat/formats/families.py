@@ -452,30 +452,22 @@ LFM2 = ChatFormat(
     ),
 )
 LFM2_THINK = attrs.evolve(LFM2, mentions=("List of tools: ", "</think>"), reasoning=THINK)
+
+
+def _gemma(start: str, end: str, *, quote: str) -> ToolCalls:
+    arguments = Literals(open="{", equals=":", close="}", quotes=(quote,), escapes=False)
+    call = (Marker("call:"), Name(until=("{",)), arguments)
+    return ToolCalls(starts=(start,), call=call, closing=(end,))
+
+
 GEMMA4 = ChatFormat(
     mentions=("<|tool_call>call:",),
     reasoning=Reasoning("<|channel>thought", "<channel|>"),
-    tool_calls=ToolCalls(
-        starts=("<|tool_call>",),
-        call=(
-            Marker("call:"),
-            Name(until=("{",)),
-            Literals(open="{", equals=":", close="}", quotes=('<|"|>',), escapes=False),
-        ),
-        closing=("<tool_call|>",),
-    ),
+    tool_calls=_gemma("<|tool_call>", "<tool_call|>", quote='<|"|>'),
 )
 FUNCTION_GEMMA = ChatFormat(
     mentions=("<start_function_call>",),
-    tool_calls=ToolCalls(
-        starts=("<start_function_call>",),
-        call=(
-            Marker("call:"),
-            Name(until=("{",)),
-            Literals(open="{", equals=":", close="}", quotes=("<escape>",), escapes=False),
-        ),
-        closing=("<end_function_call>",),
-    ),
+    tool_calls=_gemma("<start_function_call>", "<end_function_call>", quote="<escape>"),
 )
 
 # -- rows of messages

@@ -34,11 +34,12 @@ from trioserve.chat.grammar.arguments import ArgumentsStep, dump_step
 from trioserve.chat.grammar.schemas import (
     ANYTHING,
     ARGUMENTS,
+    MAX_DEPTH,
     NAME,
     Part,
     Rules,
-    check_depth,
     choice,
+    is_too_deep,
     quoted,
     sequence,
 )
@@ -290,7 +291,9 @@ def _schema_of(answer: Grammar) -> Any:
         raise InvalidRequestError.at(
             answer.param, f"cannot be used: it is not JSON: {error}."
         ) from None
-    check_depth(Part(schema, schema, answer.param))
+    if is_too_deep(schema):
+        problem = f"it is nested more than {MAX_DEPTH} deep"
+        raise Part(schema, schema, answer.param).refuse(problem)
     return schema
 
 

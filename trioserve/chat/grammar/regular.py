@@ -405,15 +405,11 @@ def _needed(ways: Sequence[_Node]) -> tuple[_Node, ...]:
     allowed = set()  # also by a longer way
     for own in parts:
         n = len(own)
-        while n and _may_be_empty(own[n - 1]):
+        while n and isinstance(last := own[n - 1], _Repeat) and last.count in ("*", "?"):
             n -= 1
             if n in lengths:
                 allowed.add(own[:n])
     return tuple(way for way, own in zip(ways, parts, strict=True) if own not in allowed)
-
-
-def _may_be_empty(part: _Node) -> bool:
-    return isinstance(part, _Repeat) and part.count in ("*", "?")
 
 
 def _spaced(pattern: str, gap: str) -> str:

@@ -353,15 +353,11 @@ class _Relaxer:
         return {"items": self._node(items, depth + 1)}
 
 
-def _is_mapping(value: Any) -> bool:
-    return isinstance(value, Mapping)
-
-
 #: The keywords that are kept, and which values.
 _KEPT: Mapping[str, Callable[[Any], bool]] = {
     **{key: is_valid for key, is_valid in _SHAPES.items() if key not in ("$defs", "definitions")},
     **dict.fromkeys([*_LIMITS, "const", "additionalItems"], lambda _: True),
-    **dict.fromkeys(["properties", "patternProperties"], _is_mapping),
+    **dict.fromkeys(["properties", "patternProperties"], lambda one: isinstance(one, Mapping)),
 }
 
 

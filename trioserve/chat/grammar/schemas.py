@@ -130,7 +130,7 @@ MAX_DEPTH = 100  # values in values
 
 _TEXT_KEYWORDS = frozenset({"minLength", "maxLength", "pattern"})
 #: Keywords that only narrow a schema down, and that no grammar can enforce.
-_NOT_ENFORCED = frozenset(
+NOT_ENFORCED = frozenset(
     {
         *("not", "if", "then", "else"),
         *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems"),
@@ -322,18 +322,8 @@ def is_too_deep(schema: Any) -> bool:
     return True
 
 
-def check_depth(part: Part) -> None:
-    """Check that a schema is not nested too deeply.
-
-    Raises:
-        InvalidRequestError: it is.
-    """
-    if is_too_deep(part.schema):
-        raise part.refuse(f"it is nested more than {MAX_DEPTH} deep")
-
-
 #: Keywords whose values are schemas by name: the names are no keywords.
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+NAMED = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def enforceable(schema: Any, *, strict: bool) -> Any:
@@ -350,11 +340,11 @@ def enforceable(schema: Any, *, strict: bool) -> Any:
     for key, value in schema.items():
         if key in _VALUES:
             kept[key] = value
-        elif key in _NAMED and isinstance(value, Mapping):
+        elif key in NAMED and isinstance(value, Mapping):
             kept[key] = {name: enforceable(one, strict=strict) for name, one in value.items()}
         elif key == "format" and isinstance(value, str) and value not in FORMATS:
             continue
-        elif strict or key not in _NOT_ENFORCED:
+        elif strict or key not in NOT_ENFORCED:
             kept[key] = enforceable(value, strict=strict)
     return kept
 

@@ -224,12 +224,9 @@ def _free(excluded: Sequence[str]) -> str:
 
 def _slashed(pattern: str) -> str:
     """Write an expression in Lark."""
-    return f"/{escape_slashes(pattern)}/" if pattern else quoted("")
-
-
-def escape_slashes(pattern: str) -> str:
-    """Escape the slashes of an expression, which would end it in Lark."""
-    return re.sub(r"\\.|/", lambda at: r"\/" if at[0] == "/" else at[0], pattern, flags=re.DOTALL)
+    # A slash would end it.
+    inner = re.sub(r"\\.|/", lambda at: r"\/" if at[0] == "/" else at[0], pattern, flags=re.DOTALL)
+    return f"/{inner}/" if pattern else quoted("")
 
 
 # -- fields

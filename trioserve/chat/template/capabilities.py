@@ -60,7 +60,8 @@ def find(probe: Probe) -> Capabilities:
     """Render a template with probes to find out what it supports."""
     typed = frozenset(role for role in _CONTENT_ROLES if _takes(probe, role, typed=True))
     strings = frozenset(role for role in _CONTENT_ROLES if _takes(probe, role, typed=False))
-    thinking = _thinking_variable(probe)
+    switches = ("enable_thinking", "thinking")
+    thinking = next((name for name in switches if _differs(probe, name, True, False)), None)
     objects = _shows_arguments(probe, as_object=True)
     texts = _shows_arguments(probe, as_object=False)
     field = _reasoning_field(probe)
@@ -70,11 +71,11 @@ def find(probe: Probe) -> Capabilities:
         supports_tools=_shows_tools(probe),
         supports_tool_calls=objects or texts,
         supports_parallel_tool_calls=_shows_second_call(probe, as_object=objects),
-        supports_system_role=bool({"system"} & (typed | strings)),
+        supports_system_role="system" in typed | strings,
         supports_preserve_reasoning=field is not None and _keeps_reasoning(probe, field),
         supports_reasoning_effort=_differs(probe, "reasoning_effort", "low", "high"),
         supports_object_arguments=objects,
-        supports_tool_results=bool({"tool"} & (typed | strings)),
+        supports_tool_results="tool" in typed | strings,
         supports_enable_thinking=thinking is not None,
         typed_roles=typed,
         string_roles=strings,
@@ -183,11 +184,6 @@ def _shows_second_call(probe: Probe, *, as_object: bool) -> bool:
 def _differs(probe: Probe, name: str, one: Any, other: Any) -> bool:
     first, second = (probe([_user()], **{name: value}) for value in (one, other))
     return first is not None and second is not None and first != second
-
-
-def _thinking_variable(probe: Probe) -> str | None:
-    names = ("enable_thinking", "thinking")
-    return next((name for name in names if _differs(probe, name, True, False)), None)
 
 
 def _reasoning_field(probe: Probe) -> str | None:

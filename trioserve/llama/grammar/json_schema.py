@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 from typing import Any
 
-from trioserve.chat.grammar.schemas import MAX_DEPTH, is_too_deep, moved
+from trioserve.chat.grammar.schemas import MAX_DEPTH, NAMED, NOT_ENFORCED, is_too_deep, moved
 
 _MAX_TEXT = 2**18  # characters
 _MAX_REQUIRED = 2500  # names in all lists of required properties; the time grows with their square
@@ -18,18 +18,10 @@ _LOCATE_SECONDS = 0.25
 
 #: Keywords of any draft that restrict values and that llguidance cannot enforce. It refuses those
 #: of the schema's own draft and silently ignores those of others.
-# fmt: off
-_UNSUPPORTED = frozenset(
-    {
-        "$dynamicRef", "$recursiveRef", "contains", "dependencies", "dependentRequired",
-        "dependentSchemas", "disallow", "divisibleBy", "else", "extends", "if", "maxContains",
-        "minContains", "not", "propertyNames", "then", "unevaluatedItems", "unevaluatedProperties",
-        "uniqueItems",
-        "x-guidance",  # options of llguidance, which clients may not set
-    }
-)
-# fmt: on
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_UNSUPPORTED = NOT_ENFORCED | {
+    *("$dynamicRef", "$recursiveRef", "disallow", "divisibleBy", "extends"),
+    "x-guidance",  # options of llguidance, which clients may not set
+}
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLES = ("items", "additionalItems", "additionalProperties")
 
@@ -130,7 +122,7 @@ def _walk(schema: Any) -> Iterator[tuple[str, Any]]:
 def _children(path: str, schema: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(schema, dict):
         return
-    for keyword in _MAPS:
+    for keyword in NAMED:
         if isinstance(parts := schema.get(keyword), Mapping):
             for name, part in parts.items():
                 yield f"{path}/{keyword}/{_escape(name)}", part

@@ -44,14 +44,8 @@ class MaskPool:
         self._executor = ThreadPoolExecutor(self._n_threads, thread_name_prefix="trioserve-grammar")
         start_all(self._executor, self._n_threads)
 
-    def add(self, make: Callable[[TokenId], Mask], token: TokenId) -> Future[Mask]:
-        """Queue a mask for the next `start`; returns its future."""
-        pending: Future[Mask] = Future()
-        self.put(make, token, pending)
-        return pending
-
     def put(self, make: Callable[[TokenId], Mask], token: TokenId, pending: Future[Mask]) -> None:
-        """Queue a mask again that was taken back."""
+        """Queue a mask for the next `start`, which may have been taken back."""
         with self._lock:
             self.due[pending] = make, token, pending
 
@@ -312,7 +306,8 @@ class Matcher:
     def _advance_later(self, token: TokenId) -> None:
         self._mask, self._newest, self._is_ahead = None, token, False
         if token not in self._tokens.ends:
-            self._pending = self._pool.add(self.advance, token)
+            self._pending = Future()
+            self._pool.put(self.advance, token, self._pending)
 
     def close(self) -> None:
         """Drop it. If a mask is being made, its thread finishes and then drops it."""
