@@ -546,6 +546,24 @@ async def test_chunks_are_handed_over_together(monkeypatch: pytest.MonkeyPatch) 
     assert len(sizes) < len(data) / 50
 
 
+@pytest.mark.parametrize("behind", [b"\r\n", HEALTH, b"no HTTP\r\n\r\n"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        post("/tokenize", b'{"content": "a"}', "Connection: close"),
+        post("/tokenize", b'{"content": "a"}').replace(b"HTTP/1.1", b"HTTP/1.0"),
+        HEALTH.replace(b"GET", b"OPTIONS")[:-2] + b"Content-Length: 1\r\n\r\na",
+    ],
+)
+async def test_what_follows_the_last_request_of_a_connection_does_not_end_its_answer(
+    last: bytes, behind: bytes
+) -> None:
+    async with unharmed() as (url, _):
+        answer = await answer_to(url, last + behind)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.count(b"HTTP/1.1 ") == 1
+
+
 @pytest.mark.system
 async def test_mutated_requests() -> None:
     async with unharmed() as (url, _):

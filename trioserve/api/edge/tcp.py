@@ -133,7 +133,7 @@ class HTTP1(H11Protocol):
     _holds = False  # whether what is written next does
     _n_chunks = _n_chunk_bytes = 0  # of the body that is being received
     _is_paused = False  # something waits behind the request that is being answered
-    _is_full = False  # too much waits: drop what follows
+    _is_full = False  # too much waits, or this is the last request: drop what follows
     _is_closed = False
     _head_begun = True  # for the first head, the time begins with the connection
 
@@ -200,6 +200,9 @@ class HTTP1(H11Protocol):
         """Parse what has arrived. Raises RemoteProtocolError or InvalidRequestError."""
         parts: list[bytes] = []  # of a body
         while not self._is_closed:
+            if self.connection.their_state is h11.MUST_CLOSE:
+                self._is_full = True  # an answer that is on its way is not to end for it
+                return
             if self.connection.they_are_waiting_for_100_continue:
                 headers = self.config.response_headers("h11")
                 await self._send_h11_event(
