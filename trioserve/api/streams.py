@@ -65,7 +65,7 @@ _PIECE = 2**16
 def follow(
     caller: Caller, session: StreamSession, offset: int, *, first: bytes = b"", last: bytes = b""
 ) -> Reply:
-    """Answer with a stream from an offset on, until it ends; to HEAD, with its headers.
+    """Answer with a stream from an offset on, until it ends.
 
     Args:
         caller: who reads.
@@ -74,12 +74,12 @@ def follow(
         first: what is sent before.
         last: what is sent after the end.
     """
-    headers, kind = dict(sse.HEADERS), session.content_type
-    if caller.method == "HEAD":
-        return Data(headers=headers, content_type=kind)
     caller.enter(session.reading())
-    pieces = _follow(session, offset, first, last)
-    return Pieces(pieces=pieces, headers=headers, content_type=kind)
+    return Pieces(
+        pieces=_follow(session, offset, first, last),
+        headers=dict(sse.HEADERS),
+        content_type=session.content_type,
+    )
 
 
 async def _follow(

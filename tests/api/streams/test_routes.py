@@ -83,6 +83,7 @@ async def test_head_tells_whether_there_is_a_stream() -> None:
             answer = await client.head(url)
             assert (answer.status_code, answer.content) == (200, b"")
             assert answer.headers["content-type"] == "text/event-stream"
+            assert "content-length" not in answer.headers  # it has no end yet
         assert (await client.head("/v1/stream?conv_id=one&from=99999999")).status_code == 400
         assert (await client.head("/v1/stream?conv_id=two")).status_code == 404
         await client.delete("/v1/stream?conv_id=one")
