@@ -30,6 +30,8 @@ async def test_files_of_a_folder_and_nothing_beside_it(tmp_path: Path) -> None:
                 answer = await get(url, path, *(f"Authorization: bearer {key}" for key in keys))
                 assert answer[9:12] == status, path
                 assert b"a secret" not in answer
+                if path == "/page.html":
+                    assert b"\r\ncontent-type: text/html; charset=utf-8\r\n" in answer
             if keys:
                 for path in (
                     "/page.html",

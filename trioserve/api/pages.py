@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 from werkzeug.http import http_date, parse_accept_header, parse_etags
+from werkzeug.utils import get_content_type
 
 from trioserve.api.base.answers import Bytes
 from trioserve.api.base.caller import Caller
@@ -196,7 +197,7 @@ async def _file(directory: str, name: str) -> Reply:
         "Content-Length": str(about.st_size),
         "Last-Modified": http_date(about.st_mtime),
     }
-    kind = guess_type(path.name)[0] or "application/octet-stream"
+    kind = get_content_type(guess_type(path.name)[0] or "application/octet-stream", "utf-8")
     return Pieces(pieces=_content(path), headers=headers, content_type=kind)
 
 
