@@ -27,9 +27,11 @@ async def predict(*instances: Any, **config: Any) -> Any:
 
 async def test_each_instance_is_a_request() -> None:
     text = {"@requestFormat": "/completion", "prompt": "a", "n_predict": 2, "stream": True}
-    chat, completion = await predict(CHAT, text)
+    ollama = {"@requestFormat": "/api/chat", "model": "scripted", "messages": HI}  # would stream
+    chat, completion, other = await predict(CHAT, text, ollama)
     assert chat["choices"][0]["message"]["content"] == "Hello"
     assert completion["content"] == "He"
+    assert other["message"]["content"] == "Hello"
 
 
 async def test_what_is_wrong_with_one_instance_does_not_hurt_the_others() -> None:

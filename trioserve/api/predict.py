@@ -126,7 +126,7 @@ def _request_of(instance: Any, formats: Mapping[str, Route]) -> tuple[Route, dic
             f"There is no route for the '{_FORMAT}' {instance[_FORMAT]!r:.80}.", param=_FORMAT
         )
     fields = {name: value for name, value in instance.items() if name != _FORMAT}
-    if "stream" in fields:
+    if "stream" in fields or route.streams_by_default:
         fields["stream"] = False  # a prediction is whole
     return route, fields
 
