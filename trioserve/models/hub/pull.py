@@ -47,28 +47,15 @@ _log = get_logger("trioserve.hub")
 
 @attrs.frozen(kw_only=True)
 class RemoteModel:
-    """A model on the hub, as its newest commit has it."""
+    """A model on the hub, as its newest commit has it.
 
-    reference: HubReference
+    `files` has all parts by their paths, the first one first, and then the projector for images and
+    sound, if there is one and it is wanted.
+    """
+
+    name: str  # in the cache: "user/repo:QUANT"
     listing: Listing
-    files: Mapping[str, RemoteFile]  # all parts by their paths, the first one first
-    #: The projector for images and sound, if there is one: its path, and the file.
-    projector: tuple[str, RemoteFile] | None
-
-    @property
-    def name(self) -> str:
-        """What it is called in the cache: ``user/repo:QUANT``."""
-        return name_of(self.reference.repo, next(iter(self.files)))
-
-    @property
-    def everything(self) -> Mapping[str, RemoteFile]:
-        """The parts and the projector, by their paths."""
-        return self.files if self.projector is None else dict([*self.files.items(), self.projector])
-
-    @property
-    def size(self) -> int:
-        """The size of all of that together, in bytes."""
-        return sum(file.size or 0 for file in self.everything.values())
+    files: Mapping[str, RemoteFile]
 
 
 async def look_up(reference: HubReference, *, token: str | None = None) -> RemoteModel:
@@ -103,18 +90,16 @@ async def pull(
         HubError: a subclass; its message is a sentence that names the problem.
     """
     async with _client(token) as client:
-        model = await _look_up(client, reference)
-        if not with_projector:
-            model = attrs.evolve(model, projector=None)
+        model = await _look_up(client, reference, with_projector=with_projector)
         folder = RepoFolder(default_cache_dir(), reference.repo)
-        by_digest = {_target(folder, model, path).lock: path for path in model.everything}
+        by_digest = {_target(folder, model, path).lock: path for path in model.files}
         targets = [_target(folder, model, path) for path in by_digest.values()]
         await download(client, targets, on_progress)
     return await trio.to_thread.run_sync(_publish, folder, model)
 
 
 def _target(folder: RepoFolder, model: RemoteModel, path: str) -> DownloadTarget:
-    file = model.everything[path]
+    file = model.files[path]
     assert file.digest is not None  # `_look_up` has seen to it
     blob, link = folder.blob(file.digest), folder.file(model.listing.commit, path)
     return DownloadTarget(
@@ -131,7 +116,7 @@ def _target(folder: RepoFolder, model: RemoteModel, path: str) -> DownloadTarget
 def _publish(folder: RepoFolder, model: RemoteModel) -> HubModel:
     """Make the links, when all files are there."""
     commit = model.listing.commit
-    for path, file in model.everything.items():
+    for path, file in model.files.items():
         folder.link(commit, path, file.digest or "")
     write_text(folder.path / "refs" / model.listing.branch, commit)
     found = folder.model(commit, next(iter(model.files)))
@@ -143,20 +128,17 @@ def _client(token: str | None) -> AbstractAsyncContextManager[HttpClient]:
     return open_client(default_endpoint().rstrip("/"), token or default_token())
 
 
-async def _look_up(client: HttpClient, reference: HubReference) -> RemoteModel:
+async def _look_up(
+    client: HttpClient, reference: HubReference, *, with_projector: bool = True
+) -> RemoteModel:
     listing = await list_files(client, reference.repo)
-    paths = list(listing.files)
-    parts = choose(paths, reference)
-    projector = projector_beside(paths, parts[0])
-    for part in (*parts, *([] if projector is None else [projector])):
-        if listing.files[part].digest is None:
-            raise HubError(f"{client.endpoint} does not say what the hash of {part} is.")
-    return RemoteModel(
-        reference=reference,
-        listing=listing,
-        files={part: listing.files[part] for part in parts},
-        projector=None if projector is None else (projector, listing.files[projector]),
-    )
+    parts = choose(list(listing.files), reference)
+    projector = projector_beside(listing.files, parts[0]) if with_projector else None
+    files = {path: listing.files[path] for path in (*parts, projector) if path is not None}
+    for path, file in files.items():
+        if file.digest is None:
+            raise HubError(f"{client.endpoint} does not say what the hash of {path} is.")
+    return RemoteModel(name=name_of(reference.repo, parts[0]), listing=listing, files=files)
 
 
 # -- from an address
