@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
+import attrs
 import msgspec
 
 from trioserve.errors import InvalidRequestError
@@ -50,23 +51,25 @@ class ShellArguments(msgspec.Struct):
     ] = _MAX_BYTES
 
 
-class ExecShellCommand(Tool):
+@attrs.frozen
+class _RuntimeTool(Tool):
+    """A tool that works in a runtime, which a function finds."""
+
+    _runtime_of: Callable[[ToolCallContext], Runtime]
+
+
+class ExecShellCommand(_RuntimeTool):
     """Runs a command with the shell of a runtime."""
 
-    NAME = "exec_shell_command"
-
-    def __init__(self, runtime_of: Callable[[ToolCallContext], Runtime]) -> None:
-        """Run commands in the runtime that this finds."""
-        self._runtime_of = runtime_of
-        self.info = ToolInfo(
-            name=self.NAME,
-            display_name="Execute shell command",
-            description="Run a shell command. Returns what it writes, also to standard error.",
-            parameters=schema_of(ShellArguments),
-            writes=True,
-            uses_cwd=True,
-            streams=True,
-        )
+    info = ToolInfo(
+        name="exec_shell_command",
+        display_name="Execute shell command",
+        description="Run a shell command. Returns what it writes, also to standard error.",
+        parameters=schema_of(ShellArguments),
+        writes=True,
+        uses_cwd=True,
+        streams=True,
+    )
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         """Run a command. When cancelled, it first kills the command and its children."""
@@ -106,21 +109,15 @@ def _end_of(output: CommandOutput) -> str:
     return words
 
 
-class GetInfo(Tool):
+class GetInfo(_RuntimeTool):
     """Tells what the system is, and the current directory."""
 
-    NAME = "get_info"
-
-    def __init__(self, runtime_of: Callable[[ToolCallContext], Runtime]) -> None:
-        """Tell it of the runtime that this finds."""
-        self._runtime_of = runtime_of
-        self.info = ToolInfo(
-            name=self.NAME,
-            display_name="Get runtime info",
-            description="Tell the name and version of the operating system, and the current "
-            "directory.",
-            uses_cwd=True,
-        )
+    info = ToolInfo(
+        name="get_info",
+        display_name="Get runtime info",
+        description="Tell the name and version of the operating system, and the current directory.",
+        uses_cwd=True,
+    )
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         """Return the system and the current folder."""

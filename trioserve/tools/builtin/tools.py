@@ -27,7 +27,7 @@ from trioserve.tools.tool import Tool, ToolCallContext, ToolSource
 _FILE_TOOLS: tuple[type[FileCall], ...] = (ReadFile, FindFiles, GrepFiles, WriteFile, EditFile)
 
 #: Tools that no file is named to.
-_NO_FILES = frozenset({ExecShellCommand.NAME, GetInfo.NAME})
+_NO_FILES = {one.info.name: one for one in (ExecShellCommand, GetInfo)}
 
 
 @attrs.frozen
@@ -46,7 +46,7 @@ class BuiltinTools(ToolSource):
 
     def abilities(self) -> list[str]:
         """What they may do, in sentences for the log."""
-        commands = ExecShellCommand.NAME in self.tools
+        shell = ExecShellCommand.info.name
         files = [tool for name, tool in self.tools.items() if name not in _NO_FILES]
         verbs = [verb for verb, writes in (("read", False), ("write", True))
                  if any(tool.info.writes == writes for tool in files)]  # fmt: skip
@@ -56,9 +56,9 @@ class BuiltinTools(ToolSource):
             sentences.append(
                 f"The model and clients may {' and '.join(verbs)} files {self._where}: {names}."
             )
-        if commands:
+        if shell in self.tools:
             sentences.append(f"The model and clients may run commands {self._where}: "
-                             f"{ExecShellCommand.NAME}.{self._warning}")  # fmt: skip
+                             f"{shell}.{self._warning}")  # fmt: skip
         return sentences
 
     @property
@@ -92,6 +92,6 @@ async def open_builtin_tools(config: Config) -> AsyncIterator[BuiltinTools]:
             return runtime_of(context).files(context.cwd)
 
         tools: dict[str, Tool] = {one.NAME: FileTool(one, stores, threads) for one in _FILE_TOOLS}
-        tools |= {one.NAME: one(runtime_of) for one in (ExecShellCommand, GetInfo)}
+        tools |= {name: one(runtime_of) for name, one in _NO_FILES.items()}
         used = {name: tools[name] for name in config.builtin_tools if name in tools}
         yield BuiltinTools(used, sandbox, runtimes, config.tools_runtime)
