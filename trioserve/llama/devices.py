@@ -143,8 +143,12 @@ def place(params: Any, config: Config) -> list[Any]:
     params.use_extra_bufts = config.repack
     params.no_host = config.no_host
     kept: list[Any] = []
-    handles = chosen(config.device) if config.device else _with_remote(config)
-    if handles is not None:
+    used = used_by(config)
+    if config.rpc and not config.device and not any(one.remote for one in used):
+        raise ModelLoadError("rpc: no other machine is connected to this process.")
+    # llama.cpp would not choose other machines by itself, and uses all of those that there are.
+    if config.device or any(one.remote for one in devices()):
+        handles = [one.handle for one in used]
         kept.append((ctypes.c_void_p * (len(handles) + 1))(*handles, None))
         params.devices = ctypes.cast(kept[-1], ctypes.c_void_p)
     if config.tensor_split:
@@ -165,7 +169,20 @@ def place(params: Any, config: Config) -> list[Any]:
     return kept
 
 
-def chosen(names: tuple[str, ...]) -> list[int]:
+def used_by(config: Config) -> list[Device]:
+    """Return the devices that a model may use besides the CPU, in order.
+
+    They are those that are named, or else the other machines, if the model uses them, and the local
+    GPUs. Raises ModelLoadError as `chosen`.
+    """
+    if config.device:
+        return chosen(config.device)
+    known = devices()
+    remote = [one for one in known if one.remote and config.rpc]
+    return [*remote, *(one for one in known if one.is_gpu and not one.remote)]
+
+
+def chosen(names: tuple[str, ...]) -> list[Device]:
     """Return the devices with these names; "none" is no device but the CPU."""
     if names == ("none",):
         return []
@@ -174,22 +191,7 @@ def chosen(names: tuple[str, ...]) -> list[int]:
         if name not in known or known[name].is_cpu:
             there = ", ".join(one.name for one in known.values() if not one.is_cpu) or "none"
             raise ModelLoadError(f"There is no device {name!r} to offload to; available: {there}.")
-    return [known[name].handle for name in names]
-
-
-def _with_remote(config: Config) -> list[int] | None:
-    """Return the other machines, if the model uses them, and the local GPUs.
-
-    llama.cpp would not choose other machines by itself. None: it may choose as it likes.
-    """
-    known = devices()
-    remote = [one.handle for one in known if one.remote]
-    if not remote:
-        if config.rpc:
-            raise ModelLoadError("rpc: no other machine is connected to this process.")
-        return None
-    here = [one.handle for one in known if one.is_gpu and not one.remote]
-    return [*remote, *here] if config.rpc else here
+    return [known[name] for name in names]
 
 
 def _placements(config: Config) -> list[tuple[bytes, int]]:

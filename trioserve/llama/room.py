@@ -69,15 +69,7 @@ def _free_on_gpus(config: Config) -> tuple[int, ...] | None:
     """Return what is free on each device that the model may use; None: one does not say."""
     if not lib.llama_supports_gpu_offload() or config.n_gpu_layers == 0:
         return ()
-    if config.device == ("none",):
-        return ()
-    known = [one for one in devices.devices() if not one.is_cpu]
-    if config.device:
-        known = [one for name in config.device for one in known if one.name == name]
-    else:
-        remote = [one for one in known if one.remote] if config.rpc else []
-        known = [*remote, *(one for one in known if one.is_gpu and not one.remote)]
-    free = tuple(devices.memory_of(one)[0] for one in known)
+    free = tuple(devices.memory_of(one)[0] for one in devices.used_by(config))
     return free if all(free) else None
 
 

@@ -325,8 +325,8 @@ def _params(mtmd: Any, config: Config) -> Any:
     params.use_gpu = config.mmproj_offload and config.mmproj_device != "none"
     device = config.mmproj_device or next(iter(config.device), None)
     if params.use_gpu and device is not None:
-        (handle,) = devices.chosen((device,)) or (None,)
-        params.use_gpu, params.device = handle is not None, handle
+        found = devices.chosen((device,))
+        params.use_gpu, params.device = bool(found), found[0].handle if found else None
     params.print_timings = False
     params.n_threads = EncodingThreads.MARK
     params.flash_attn_type = FLASH_ATTENTION[config.flash_attn]
