@@ -22,6 +22,7 @@ from time import monotonic, process_time, sleep
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, DiskCache, Engine
+from trioserve.llama.backend import LlamaBackend
 from trioserve.types import Chunk, GenerationParams, Prompt, SamplingParams, Task
 from trioserve.types.events import Chunks
 
@@ -36,7 +37,7 @@ class Chat:
         n_ctx, threads = 2 * n_tokens + 1024, 1 if cpu else -1
         self.clock = process_time if cpu else monotonic
         self.backend = llama.load(Config(model=model, ctx_size=n_ctx, parallel=2, threads=threads))
-        assert isinstance(self.backend, llama.LlamaBackend)
+        assert isinstance(self.backend, LlamaBackend)
         disk = DiskCache(folder, 2**34, self.backend.state_identity, cuttable=self.backend.cuttable)
         self.engine = Engine(
             self.backend, DecodeMaximal(), lambda: None, cache_ram=2**31, disk=disk

@@ -30,7 +30,7 @@ from hypothesis.strategies import SearchStrategy
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import TrioServeError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar.matcher import CompiledGrammar
 from trioserve.types import Grammar
 

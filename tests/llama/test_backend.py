@@ -8,7 +8,8 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
 from trioserve.errors import EngineError, ModelLoadError, ServerClosingError
-from trioserve.llama import LlamaBackend, library
+from trioserve.llama import library
+from trioserve.llama.backend import LlamaBackend
 from trioserve.types import SamplingParams
 
 CONFIG = Config(threads=1, ctx_size=256, parallel=2, cache_seqs=0)

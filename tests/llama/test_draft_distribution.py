@@ -18,7 +18,7 @@ from trioserve.engine.backend import Sampler
 from trioserve.engine.drafts import drafts
 from trioserve.engine.output import SampledToken, SamplerPool
 from trioserve.engine.slot import RequestState
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.types import SamplingParams
 
 #: Requests; each one is a sample of the first three tokens.

@@ -13,7 +13,8 @@ from tests.support import fim_model, gguf_models, tiny_models
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
-from trioserve.llama import LlamaBackend, context, layout
+from trioserve.llama import context, layout
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.drafter import LlamaDrafter, draft_config
 from trioserve.llama.library import lib
 from trioserve.models import BUNDLED

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DraftRequest
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.drafter import LlamaDrafter
 from trioserve.models import BUNDLED
 from trioserve.types import CacheRoot

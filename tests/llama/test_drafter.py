@@ -14,7 +14,7 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DraftRequest
 from trioserve.errors import DecodeError, KVCacheFullError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.drafter import PIECE_S, LlamaDrafter
 from trioserve.models import BUNDLED
 from trioserve.types import CacheRoot, SamplingParams

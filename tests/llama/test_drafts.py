@@ -13,7 +13,7 @@ from tests.support.step_costs import FlatCosts
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import Drafter, DraftRequest, NgramDrafter, NgramRules
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.types import Finished, Grammar, SamplingParams
 
 STORY = "One day, Tom saw a red ball. Tom said: give me the red ball. One day, Tom saw a"

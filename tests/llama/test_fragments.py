@@ -13,7 +13,7 @@ from tests.support.grammar_bench import generate, refusal, schema
 from tests.support.sentence_pieces import USER_DEFINED, write_sentence_pieces, write_unigrams
 from trioserve import llama
 from trioserve.config import Config
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar.tokens import GrammarVocab
 from trioserve.types import FinishReason, Grammar, SamplingParams
 

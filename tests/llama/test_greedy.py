@@ -11,7 +11,7 @@ from tests.support.plain_loop import PlainLoop, plain_loop
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import Engine, PrefillPriority
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.models import BUNDLED
 from trioserve.types import Chunk, GenerationParams, Prompt, SamplingParams, Task
 

@@ -22,7 +22,7 @@ from tests.support.llama_bench import Bench
 from tests.support.lora_files import make_lora
 from tests.support.served_model import served_model
 from tests.support.waiting import until
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.types import CacheRoot, GenerationParams, Prompt, SamplingParams, Task
 
 GREEDY = SamplingParams(temperature=0.0)

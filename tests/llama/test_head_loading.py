@@ -15,7 +15,8 @@ from tests.support.drafted import Settings, write_head
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ConfigError, ModelLoadError
-from trioserve.llama import LlamaBackend, staged
+from trioserve.llama import staged
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.heads import HeadDrafter
 from trioserve.llama.library import lib
 

@@ -229,11 +229,6 @@ def test_importing_the_package_does_not_import_llama_cpp() -> None:
     assert done.stdout == "False\n"
 
 
-def test_there_is_nothing_else_in_the_package() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = llama.nothing
-
-
 # -- ggml and its backends
 
 

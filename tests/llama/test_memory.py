@@ -13,7 +13,7 @@ from trioserve.errors import (
     InvalidRequestError,
     KVCacheFullError,
 )
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.library import lib
 from trioserve.types import SamplingParams
 

@@ -14,7 +14,8 @@ from tests.support.gguf_models import Array, write_decoder
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import DecodeError
-from trioserve.llama import LlamaBackend, sampler as sampler_module
+from trioserve.llama import sampler as sampler_module
+from trioserve.llama.backend import LlamaBackend
 from trioserve.server import Server
 from trioserve.types import Grammar, SamplingParams
 

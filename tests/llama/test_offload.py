@@ -14,7 +14,7 @@ from tests.support.step_costs import FlatCosts
 from trioserve.config import Config
 from trioserve.engine import NgramDrafter, NgramRules
 from trioserve.errors import ConfigError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.context import DRAFT_ROWS
 from trioserve.types import Grammar, SamplingParams
 

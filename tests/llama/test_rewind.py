@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from tests.support import tiny_models
 from trioserve import llama
 from trioserve.config import Config
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 
 TOKENS = list(range(100, 160))
 PLACE = 40

@@ -13,7 +13,8 @@ from hypothesis import given, settings, strategies as st
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import EngineError, InvalidRequestError
-from trioserve.llama import LlamaBackend, sampler as sampler_module
+from trioserve.llama import sampler as sampler_module
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.sampler import Shortlist, largest, n_best
 from trioserve.llama.sampler_chain import names_of
 from trioserve.types import SAMPLER_NAMES, SamplingParams

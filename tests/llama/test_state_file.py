@@ -12,6 +12,7 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError
 from trioserve.llama import state_file
+from trioserve.llama.backend import LlamaBackend
 from trioserve.testing import ScriptedProjector
 from trioserve.types import AdapterInfo, CacheRoot, SlotState
 from trioserve.types.media import ChunkOutline
@@ -79,7 +80,7 @@ def test_a_file_without_a_checksum_is_read(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_refused_by_the_backend(tmp_path: Path) -> None:
     with llama.load(Config(threads=1, ctx_size=256, parallel=1)) as backend:
-        assert isinstance(backend, llama.LlamaBackend)
+        assert isinstance(backend, LlamaBackend)
         batch = backend.batch
         batch.clear()
         for i, token in enumerate(backend.vocab.tokenize("Once upon a time")):

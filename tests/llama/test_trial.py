@@ -15,7 +15,8 @@ from tests.support.lora_files import make_lora
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import DecodeError, EncodeError, ModelLoadError
-from trioserve.llama import LlamaBackend, load_here, trial
+from trioserve.llama import load_here, trial
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.embedding import LlamaEmbedder
 from trioserve.types import Adapters, MediaChunk
 

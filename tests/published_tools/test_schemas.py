@@ -21,7 +21,7 @@ from trioserve import llama
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.params import ToolChoice
 from trioserve.config import Config
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 
 pytestmark = pytest.mark.system
 

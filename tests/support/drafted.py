@@ -12,7 +12,7 @@ from tests.support.step_costs import FlatCosts
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, DraftRequest, Engine
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.heads import HeadDrafter
 from trioserve.types import CacheRoot, SamplingParams
 

@@ -12,7 +12,7 @@ import pytest
 from tests.support.engine_events import take_events
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.errors import InvalidRequestError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.types import (
     Chunk,
     Failed,

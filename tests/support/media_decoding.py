@@ -10,7 +10,7 @@ from llama_cpp import mtmd_cpp as mtmd
 from numpy.typing import NDArray
 
 from trioserve.engine.backend import MediaPiece
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.library import lib
 from trioserve.types import DecodedAudio, DecodedImage, DecodedMedia, MediaChunk, Prompt
 

@@ -16,7 +16,7 @@ from trioserve.chat.deltas import Message
 from trioserve.chat.formats.families import FUNCTIONARY_3_2
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.params import ToolChoice
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar.matcher import CompiledGrammar, Matcher
 from trioserve.types import Grammar
 

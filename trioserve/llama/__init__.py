@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from trioserve.errors import ModelLoadError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Progress: TypeAlias = Callable[[float], bool]
 
-__all__ = ["LlamaBackend", "load"]
+__all__ = ["load"]
 
 
 def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | LlamaEmbedder:
@@ -98,11 +98,3 @@ def load_here(config: Config, *, progress: Progress | None = None) -> LlamaBacke
     from trioserve.llama.backend import LlamaBackend
 
     return LlamaBackend.load(config, progress=progress)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "LlamaBackend":
-        from trioserve.llama.backend import LlamaBackend
-
-        return LlamaBackend
-    raise AttributeError(f"module 'trioserve.llama' has no attribute {name!r}")

@@ -32,7 +32,7 @@ from trioserve.chat.grammar import answer
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.params import ToolChoice
 from trioserve.chat.parse.parser import message_parser
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.types import Grammar
 
 # -- grammar and parser agree

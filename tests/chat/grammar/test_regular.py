@@ -24,7 +24,7 @@ from trioserve.chat.grammar.regular import (
     expression_of,
     pattern_of,
 )
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar.matcher import CompiledGrammar
 
 SUMS = """

@@ -23,7 +23,7 @@ from tests.support.tool_schemas import ARGUMENTS, TOOLS, corpus, obj
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.grammar.relaxed import as_sent, ladder
 from trioserve.chat.grammar.schemas import Part, enforceable, texts_in
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar import trial
 
 #: JSON, text between markers, elements, and literals.

@@ -23,7 +23,7 @@ from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.grammar.schemas import enforceable
 from trioserve.errors import InvalidRequestError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.types import Grammar
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from trioserve import llama
 from trioserve.config import Config
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, UnavailableError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar import trial
 from trioserve.types import Grammar
 

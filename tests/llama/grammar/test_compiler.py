@@ -19,7 +19,7 @@ from tests.support.grammar_bench import (
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ServerClosingError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar import compiler
 from trioserve.types import FinishReason, GenerationParams, Grammar
 

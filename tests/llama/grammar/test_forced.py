@@ -11,7 +11,7 @@ import pytest
 from tests.support.grammar_bench import GREEDY, SCHEMAS, Bench, schema
 from trioserve import llama
 from trioserve.config import Config
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
 from trioserve.types import Grammar, SamplingParams, Thinking
 

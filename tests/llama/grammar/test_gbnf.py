@@ -12,7 +12,7 @@ from tests.support.grammar_bench import (
     generate,
     refusal,
 )
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar import gbnf
 from trioserve.types import FinishReason, Grammar, SamplingParams
 

@@ -17,7 +17,7 @@ from tests.support.grammar_bench import (
     refusal,
     schema,
 )
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar.compiler import locate
 from trioserve.types import FinishReason, Grammar, SamplingParams
 

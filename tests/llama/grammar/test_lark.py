@@ -11,7 +11,7 @@ import pytest
 from tests.support.grammar_bench import generate, refusal
 from trioserve.chat.grammar.structural import structural_grammar
 from trioserve.errors import InvalidRequestError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.types import FinishReason, Grammar, SamplingParams
 
 pytestmark = pytest.mark.system

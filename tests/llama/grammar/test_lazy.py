@@ -14,7 +14,7 @@ from tests.support.grammar_bench import GREEDY, Bench
 from trioserve.chat.formats.families import HARMONY
 from trioserve.chat.grammar.answer import after_thinking
 from trioserve.errors import EngineError, InvalidRequestError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar.matcher import LazyMatcher, matcher_for
 from trioserve.llama.grammar.tokens import Mask, NameIndex, all_but, none_but
 from trioserve.types import (

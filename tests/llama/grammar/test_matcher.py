@@ -10,7 +10,7 @@ import pytest
 from tests.support.grammar_bench import GREEDY, SCHEMAS, Bench, generate, is_valid, schema
 from trioserve.engine import DecodeMaximal, Engine
 from trioserve.errors import EngineError, InvalidRequestError, TrioServeError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar import matcher
 from trioserve.llama.grammar.tokens import Mask
 from trioserve.types import (

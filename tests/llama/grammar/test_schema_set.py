@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.schema_set import drawn, examine
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 
 
 @pytest.mark.system

@@ -28,7 +28,7 @@ from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat, JsonArguments, Marker, Name, ToolCalls
 from trioserve.chat.grammar.answer import constrain
 from trioserve.errors import InvalidRequestError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar.matcher import Matcher
 from trioserve.llama.grammar.tools import NameFinder
 from trioserve.types import FinishReason

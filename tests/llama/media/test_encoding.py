@@ -11,7 +11,7 @@ import pytest
 from tests.support.media_models import random_image, write_pair
 from trioserve import llama
 from trioserve.config import Config
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.media import library
 from trioserve.llama.media.library import EncodingInterrupt, EncodingThreads
 

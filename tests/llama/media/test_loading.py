@@ -11,7 +11,7 @@ from tests.support.media_models import random_image, write_pair, write_projector
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.models import BUNDLED
 
 

@@ -29,7 +29,7 @@ from trioserve.errors import (
     NotSupportedError,
     ServerClosingError,
 )
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.media.projector import LlamaProjector
 from trioserve.types import DecodedAudio, DecodedImage, DecodedVideo, MediaChunk, Prompt
 from trioserve.types.media import content_id

@@ -13,7 +13,7 @@ from tests.support.media_files import encode, wav_file
 from tests.support.media_models import random_image, write_pair
 from tests.support.plain_loop import EXACT
 from trioserve import Audio, Config, Image, MixedPrompt, Server, llama
-from trioserve.llama import LlamaBackend
+from trioserve.llama.backend import LlamaBackend
 from trioserve.types import Prompt
 
 pytestmark = pytest.mark.system
