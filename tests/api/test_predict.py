@@ -31,7 +31,7 @@ async def test_each_instance_is_a_request() -> None:
     chat, completion, other = await predict(CHAT, text, ollama)
     assert chat["choices"][0]["message"]["content"] == "Hello"
     assert completion["content"] == "He"
-    assert other["message"]["content"] == "Hello"
+    assert other["message"]["content"] == "Hello you"
 
 
 async def test_what_is_wrong_with_one_instance_does_not_hurt_the_others() -> None:
