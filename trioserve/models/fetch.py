@@ -14,7 +14,7 @@ from trioserve.errors import HubError, ModelLoadError
 from trioserve.models import hub_reference
 
 if TYPE_CHECKING:
-    from trioserve.models.hub import DownloadProgress, HubReference
+    from trioserve.models.hub import DownloadProgress, HubModel, HubReference
 
 
 def is_local(config: Config) -> bool:
@@ -61,24 +61,18 @@ async def fetch(
         found = await files.of(
             config.model, config.hf_repo, config.hf_file, with_projector=uses_projector
         )
-        alias = config.alias or found.name
-        config = attrs.evolve(config, model=found.path, alias=alias, hf_repo=None, hf_file=None)
-        if uses_projector:
-            config = attrs.evolve(config, mmproj=found.projector)
+        if found is not None:
+            path, alias = str(found.files[0]), config.alias or found.name
+            config = attrs.evolve(config, model=path, alias=alias, hf_repo=None, hf_file=None)
+            if uses_projector and found.mmproj is not None:
+                config = attrs.evolve(config, mmproj=str(found.mmproj))
     if config.mmproj_url is not None:
         path = await files.at(config.mmproj_url, config.mmproj)
         config = attrs.evolve(config, mmproj=path, mmproj_url=None)
     draft = await files.of(config.spec_draft_model, config.spec_draft_hf)
-    return attrs.evolve(config, spec_draft_model=draft.path, spec_draft_hf=None)
-
-
-@attrs.frozen
-class _Located:
-    """Paths, and the name of a model of the hub."""
-
-    path: str | None
-    name: str | None = None
-    projector: str | None = None
+    if draft is None:
+        return config
+    return attrs.evolve(config, spec_draft_model=str(draft.files[0]), spec_draft_hf=None)
 
 
 class _Files:
@@ -98,15 +92,15 @@ class _Files:
         file: str | None = None,
         *,
         with_projector: bool = False,
-    ) -> _Located:
-        """Find the files that two fields name."""
+    ) -> HubModel | None:
+        """Find the model that two fields name; None: it is a file, or there is none."""
         from trioserve.models.hub import HubReference
 
         if on_hub is not None:
             return await self._model(HubReference.parse(on_hub, file=file), with_projector)
         reference = None if text is None else hub_reference(text)
         if reference is None:
-            return _Located(text)
+            return None
         try:
             return await self._model(reference, with_projector)
         except HubError as error:
@@ -129,21 +123,20 @@ class _Files:
         )
         return str(found)
 
-    async def _model(self, reference: HubReference, with_projector: bool) -> _Located:
+    async def _model(self, reference: HubReference, with_projector: bool) -> HubModel:
         from trioserve.models import hub
 
         model = await trio.to_thread.run_sync(hub.find, reference)
-        if model is None:
-            if self._offline:
-                self._refuse(str(reference))
-            model = await hub.pull(
-                reference,
-                token=self._config.hf_token,
-                with_projector=with_projector,
-                on_progress=self._on_progress,
-            )
-        projector = None if model.mmproj is None else str(model.mmproj)
-        return _Located(str(model.files[0]), model.name, projector)
+        if model is not None:
+            return model
+        if self._offline:
+            self._refuse(str(reference))
+        return await hub.pull(
+            reference,
+            token=self._config.hf_token,
+            with_projector=with_projector,
+            on_progress=self._on_progress,
+        )
 
     def _refuse(self, what: str) -> NoReturn:
         raise ModelLoadError(
