@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,7 @@ from trioserve.api.stored.listing import (
 from trioserve.api.stored.runs import OF_END, StoredRun
 from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded, missing
 from trioserve.chat.messages import MAX_MESSAGES
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, UnavailableError
 from trioserve.fair_limiter import offload
 from trioserve.store import Part, Record, Records, Ref, check_sizes, new_id
 from trioserve.whole_numbers import whole_number
@@ -284,6 +285,10 @@ async def _find(shelf: Shelf, app: AppState, id_: str) -> tuple[Mapping[str, Any
     (body,) = await shelf.values([record.data])
     if run is None or body["status"] in _OVER:
         return body, output
+    if run.ended.is_set():  # its end could not be stored; now it may be
+        with suppress(UnavailableError):
+            await run.keep(run.body, 0)
+            app.stored_runs.pop(id_, None)
     shelf.held.grow(run.size)
     return run.body, output
 
