@@ -233,6 +233,7 @@ async def test_a_prompt_is_answered_as_a_chat() -> None:
         await ask(client, "/api/chat", {"messages": messages})
         *parts, last = lines_in((await client.post("/api/generate", json=body)).text)
     assert prompts[0] == prompts[1] == prompts[2]
+    assert [*data][2:5] == ["response", "thinking", "done"]  # Ollama's order
     for end in (data, last):
         check_times(end)
         assert end.pop("prompt_eval_count") == len(prompts[0])

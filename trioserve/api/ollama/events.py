@@ -91,11 +91,21 @@ class _OllamaMessage(Answer, kw_only=True):
 
 
 class Part(Answer, kw_only=True):
-    """An answer, or a part of its stream; only the last one has a reason and times."""
+    """An answer, or a part of its stream; only the last one has a reason and times.
+
+    The fields that both kinds have stand in each, in Ollama's order.
+    """
 
     model: str
     created_at: datetime
-    said: Any  # under another name
+
+    of: ClassVar[Callable[..., Part]]  # writes what was said, a `Message`, and other fields
+
+
+class OllamaChat(Part, kw_only=True, rename={"said": "message"}):
+    """The answer of ``/api/chat``."""
+
+    said: _OllamaMessage
     done: bool = False
     done_reason: str = UNSET  # type: ignore[assignment]  # in all but parts
     logprobs: Sequence[WrittenProbs] | UnsetType = UNSET
@@ -105,14 +115,6 @@ class Part(Answer, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
-
-    of: ClassVar[Callable[..., Part]]  # writes what was said, a `Message`, and other fields
-
-
-class OllamaChat(Part, kw_only=True, rename={"said": "message"}):
-    """The answer of ``/api/chat``."""
-
-    said: _OllamaMessage
 
     @classmethod
     def of(cls, message: Message, **fields: Any) -> Self:
@@ -134,6 +136,15 @@ class OllamaGenerated(Part, kw_only=True, rename={"said": "response"}):
 
     said: str
     thinking: str | UnsetType = UNSET
+    done: bool = False
+    done_reason: str = UNSET  # type: ignore[assignment]  # in all but parts
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    logprobs: Sequence[WrittenProbs] | UnsetType = UNSET
 
     @classmethod
     def of(cls, message: Message, **fields: Any) -> Self:
@@ -154,11 +165,9 @@ class Writer:
 
     def part(self, message: Message, probs: Sequence[TokenProbs] = (), **end: Any) -> Part:
         """Write a part, or all of an answer with its `end`."""
-        now = datetime.now(UTC)
-        written = self.kind.of(message, model=self.model, created_at=now, **end)
         if probs:
-            written.logprobs = candidates_of(probs, post_sampling=False, n_top=self.n_top)
-        return written
+            end["logprobs"] = candidates_of(probs, post_sampling=False, n_top=self.n_top)
+        return self.kind.of(message, model=self.model, created_at=datetime.now(UTC), **end)
 
     def empty(self) -> bytes:
         """Write the line of a part without text."""
