@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -17,6 +16,7 @@ import trio
 
 from tests.support.scripted_children import ScriptedCatalog
 from tests.support.waiting import patiently
+from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import Catalog, ModelEntry, Source, environment_of_children
@@ -151,14 +151,15 @@ async def test_what_is_forked_has_one_thread() -> None:
         process.close()
 
 
-async def test_models_of_a_directory_within_a_limit_of_memory(tmp_path: Path) -> None:
+async def test_models_of_a_directory_within_a_limit_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "none"))
     for name in ("first", "second"):
         (tmp_path / f"{name}.gguf").symlink_to(BUNDLED)
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
     own_args = ("-t", "1", "-np", "1", "-c", "4096")
-    catalog = await trio.to_thread.run_sync(
-        partial(Catalog, models_dir=tmp_path, cache_dir=tmp_path / "none", own_args=own_args)
-    )
+    catalog = await trio.to_thread.run_sync(Catalog, Config(models_dir=str(tmp_path)), own_args)
     with patiently():
         async with Fleet(catalog, max_memory=30 * 2**20) as fleet:
             for name in ("first", "second", "first"):
