@@ -64,6 +64,20 @@ def test_what_a_search_shows_is_text(chat: ChatPage, script: PacedScript) -> Non
         assert_harmless(chat.page.get_by_role("navigation"))
 
 
+#: Finds out whether a pinned chat is stored. The page shows it a moment before.
+_HAS_PINNED = """() => new Promise((tell, fail) => {
+  const opening = indexedDB.open("trioserve/chats");
+  opening.onerror = fail;
+  opening.onsuccess = () => {
+    const all = opening.result.transaction("chats").objectStore("chats").getAll();
+    all.onsuccess = () => {
+      opening.result.close();
+      tell(all.result.some((chat) => chat.pinned));
+    };
+  };
+})"""
+
+
 def test_chats_are_pinned_and_copied(chat: ChatPage, script: PacedScript) -> None:
     chat.ask("The oldest.")
     chat.begin()
@@ -72,6 +86,8 @@ def test_chats_are_pinned_and_copied(chat: ChatPage, script: PacedScript) -> Non
     chat.menu_of("The oldest.", "Pin")
     expect(chat.chats).to_contain_text(["The oldest.", "The newest."])
     expect(chat.page.get_by_role("heading", name="Pinned")).to_be_visible()
+    while not chat.page.evaluate(_HAS_PINNED):
+        pass
     chat.page.reload()
     expect(chat.chats).to_contain_text(["The oldest.", "The newest."])
     chat.menu_of("The oldest.", "Unpin")
