@@ -126,6 +126,7 @@ class LazyPages:
             # A window is small, and its cells are not in the order of the text.
             self._is_window = "non-SWA" not in line and not self._swa_full
         elif "kv_cache" in line:  # of a layer: the allocation is next
+            self._known.clear()  # first: memory that is freed after the look may become the cache's
             self._known = writable_ranges()
 
     def finish(self) -> KVPages | None:

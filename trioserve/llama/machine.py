@@ -282,15 +282,13 @@ class HugePages:
 def writable_ranges() -> list[_Range]:
     """List the addresses of this process's memory that is no file's, nor the heap."""
     ranges = []
-    try:
-        lines = _MAPS.read_text(errors="replace").split("\n")[:-1]  # names have any characters
-    except OSError:
-        return []
-    for line in lines:
-        addresses, rights, *_, name = f"{line} ".split(" ", 5)
-        if rights == "rw-p" and not name.strip():
-            start, end = (int(address, 16) for address in addresses.split("-"))
-            ranges.append((start, end))
+    # Line by line: what this allocates and frees should not change what it lists.
+    with suppress(OSError), _MAPS.open(errors="replace", newline="\n") as lines:
+        for line in lines:  # names have any characters
+            addresses, rights, *_, name = f"{line} ".split(" ", 5)
+            if rights == "rw-p" and not name.strip():
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                ranges.append((start, end))
     return ranges
 
 
