@@ -100,7 +100,7 @@ async def answer_to(url: str, data: bytes) -> bytes:
 
 
 async def attack(url: str, data: bytes) -> None:
-    """Send bytes, and read for a moment, whether or not there is an answer."""
+    """Send bytes, and read for half a second. An attack need not have an answer."""
     with trio.move_on_after(0.5):
         await answer_to(url, data)
 

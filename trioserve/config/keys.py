@@ -187,7 +187,7 @@ def check_name(name: str, error: Callable[[str | None, str], ConfigError]) -> No
 
 
 def _between(low: float, high: float, *kinds: type) -> Callable[[Any], bool]:
-    """Make a check for a number of some kinds; a truth value is no number."""
+    """Make a check for a number of some kinds, which refuses true and false."""
     return lambda value: type(value) in kinds and low <= value <= high
 
 

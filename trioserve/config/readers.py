@@ -38,7 +38,7 @@ SWITCH_SYNONYMS = {
 
 
 def is_on(text: str, source: str) -> bool:
-    """Read a word for on or off. Raises ConfigError: it is none; the message has the source."""
+    """Read a word for on or off. Raises ConfigError for other words, with the source."""
     if text not in TRUE_WORDS | FALSE_WORDS:
         raise ConfigError(f"{source} must be true or false, not {text!r}")
     return text in TRUE_WORDS

@@ -296,7 +296,7 @@ class LlamaDrafter:
         followed = [(request, self._texts.follow(request)) for request in requests]
         followed.sort(key=lambda pair: len(pair[0].keys) - len(pair[1].held))
         self._batch.clear()
-        # How many tokens slots that are behind may decode in a step, all together.
+        # Tokens that all slots that are behind may decode in a step, together.
         left = max(FEW + 1, int(PIECE_S / self._token_s)) if self._token_s else 2 * FEW
         added: list[tuple[DraftText, list[TokenId]]] = []
         drafts = []

@@ -251,7 +251,7 @@ def _need(shape: Shape, config: Config, room: Room) -> _Sum:
         cache = 0
     windows = _window_cells(shape, run, layout, n_ubatch)
     for i, (layer, place) in enumerate(zip(shape.layers, places, strict=False)):
-        # What stays in RAM even if the layer is on a GPU.
+        # Bytes in RAM, also of layers on a GPU.
         in_ram = layer.experts if config.cpu_moe or i < config.n_cpu_moe else 0
         in_ram += layer.dense if i < config.n_cpu_ffn else 0
         n_cells = windows if layer.is_windowed and not config.swa_full else layout.n_ctx

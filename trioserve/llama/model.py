@@ -109,7 +109,7 @@ class LlamaModel(HandleOwner):
 
     @property
     def has_state(self) -> bool:
-        """Whether it is recurrent, or partly so."""
+        """True for recurrent models and for hybrids."""
         handle = self.handle
         return bool(lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle))
 

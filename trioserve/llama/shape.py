@@ -80,7 +80,7 @@ class Shape:
 
     @property
     def has_state(self) -> bool:
-        """Whether it is recurrent, or partly so."""
+        """True for recurrent models and for hybrids."""
         return any(one.state for one in self.layers)
 
     @property

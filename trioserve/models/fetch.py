@@ -93,7 +93,7 @@ class _Files:
         *,
         with_projector: bool = False,
     ) -> HubModel | None:
-        """Find the model that two fields name; None: it is a file, or there is none."""
+        """Find the model that two fields name; None: they name a file, or nothing."""
         from trioserve.models.hub import HubReference
 
         if on_hub is not None:

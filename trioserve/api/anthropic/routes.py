@@ -245,7 +245,7 @@ def stop_reason(finished: Finished, *, called: bool) -> str:
 
 @attrs.frozen
 class MessageHead:
-    """What a message says of itself before its content: its model and the length of its prompt."""
+    """The fields of a message that come before its content: the model and the prompt's length."""
 
     model: str
     n_prompt: int

@@ -28,7 +28,7 @@ from trioserve.chat.grammar.structural import structural_grammar
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Grammar
 
-#: How a grammar says in which language it is.
+#: The language of a grammar.
 SYNTAX = one_of("lark", "regex")
 
 _FORMATS = ("text", "json_object", "json_schema", "structural_tag", "grammar")

@@ -180,8 +180,13 @@ class Request(TrioRequest):
 def address_of(request: Request) -> str:
     """The address of a client. On a Unix socket, the client is a proxy, which names the address."""
     if request.scope.get("client") is None:
-        return network_of(request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip())
+        named = request.headers.get("X-Forwarded-For", "").rpartition(",")[2].strip()
+        return network_of(named[:_LONGEST_ADDRESS])
     return network_of(request.remote_addr or "")
+
+
+#: Characters of an IPv6 address with the name of an interface.
+_LONGEST_ADDRESS = 64
 
 
 @lru_cache(maxsize=256)

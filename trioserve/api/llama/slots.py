@@ -155,7 +155,7 @@ def _waiting(one: WaitingStatus) -> _Waiting:
 
 
 def _owner(server: Server, caller: Caller) -> str:
-    """Whose texts a client may see; see `ServerResources.cache_root`."""
+    """The owner of the texts that a client may see; see `ServerResources.cache_root`."""
     return server.resources.cache_owner(caller.api_key)
 
 
