@@ -13,10 +13,10 @@ import trio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 
+from trioserve.children.lines import LineReader, LineTooLongError
 from trioserve.errors import TrioServeError
 from trioserve.log import get_logger
 from trioserve.tools.mcp.messages import read_message
-from trioserve.tools.process import LineReader, LineTooLongError
 
 _log = get_logger("trioserve.mcp")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import logging
 import marshal
-import math
 import os
 import signal
 import socket
@@ -25,6 +24,7 @@ from typing import Any, Literal, Self
 import attrs
 import trio
 
+from trioserve.children.lines import LineReader, LineTooLongError
 from trioserve.errors import ToolRuntimeError
 from trioserve.tools import confinement
 from trioserve.tools.supervisor import FOLDER_LEFT
@@ -52,8 +52,6 @@ _PATIENCE = 8.0
 
 #: Bytes of one line of a supervisor.
 _MAX_LINE = 4096
-
-_CHUNK = 2**16
 
 #: Bytes that a program may write beyond those that are kept. Then it is ended.
 MAX_LOST = 64 * 2**20
@@ -148,44 +146,6 @@ _SUPERVISOR = (
     "import sys; sys.path.append(sys.argv[1]); import supervisor; supervisor.main()",
     str(Path(__file__).parent),
 )  # fmt: skip
-
-
-class LineTooLongError(Exception):
-    """A line is longer than it may be."""
-
-
-class LineReader:
-    """Splits a stream into lines.
-
-    Args:
-        stream: where it comes from.
-        max_bytes: of a line.
-    """
-
-    def __init__(self, stream: trio.abc.ReceiveStream, max_bytes: float = math.inf) -> None:
-        self._stream = stream
-        self._max_bytes = max_bytes
-        self._buffer = bytearray()
-        self._searched = 0  # bytes of the buffer that are known to have no newline
-
-    async def next(self) -> bytes | None:
-        """The next line without its newline; None: there is none. An incomplete line is ignored.
-
-        Raises:
-            LineTooLongError: it is longer than `max_bytes`.
-        """
-        while (end := self._buffer.find(b"\n", self._searched)) < 0:
-            self._searched = len(self._buffer)
-            if self._searched > self._max_bytes:
-                raise LineTooLongError
-            chunk = await self._stream.receive_some(_CHUNK)
-            if not chunk:
-                return None
-            self._buffer += chunk
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        self._searched = 0
-        return line
 
 
 class Process:

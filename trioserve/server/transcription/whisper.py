@@ -13,6 +13,7 @@ import attrs
 import trio
 
 import trioserve.media
+from trioserve.children.lines import LineReader
 from trioserve.concurrency import Gate
 from trioserve.errors import (
     InvalidRequestError,
@@ -29,7 +30,6 @@ from trioserve.server.transcription.transcript import (
     TranscriptionParams,
     Word,
 )
-from trioserve.tools.process import LineReader
 from trioserve.types import DecodedAudio
 
 _PROGRAM = Path(trioserve.media.__file__).with_name("whisper.py")

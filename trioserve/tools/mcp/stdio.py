@@ -15,18 +15,13 @@ from anyio.streams.memory import MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCMessage
 
+from trioserve.children.lines import LineReader, LineTooLongError
 from trioserve.errors import ToolServerError
 from trioserve.log import get_logger
 from trioserve.tools.mcp.entries import StdioEntry
 from trioserve.tools.mcp.messages import MAX_MESSAGE, Intake, Pace
 from trioserve.tools.mcp.outbox import Outbox
-from trioserve.tools.process import (
-    LineReader,
-    LineTooLongError,
-    Process,
-    clean_environment,
-    open_process,
-)
+from trioserve.tools.process import Process, clean_environment, open_process
 
 if TYPE_CHECKING:
     from mcp.client._transport import ReadStream, WriteStream

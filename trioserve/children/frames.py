@@ -1,0 +1,64 @@
+"""Frames: messages of bytes on a socket, each with its length before it."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+#: Bytes of the payload of a frame, unless its reader allows another number.
+MAX_FRAME = 2**26
+
+_LENGTH = Struct("<I")
+
+
+class FrameError(Exception):
+    """The other side sent what is no frame, or one that is too long."""
+
+
+def framed(payload: bytes) -> bytes:
+    """Make the frame of a payload."""
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class FrameReader:
+    """Finds the frames in what a socket gives. It reads nothing itself.
+
+    Args:
+        max_bytes: of a payload.
+    """
+
+    def __init__(self, max_bytes: int = MAX_FRAME) -> None:
+        self._max_bytes = max_bytes
+        self._held = bytearray()
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it holds bytes of a frame whose end has not come."""
+        return bool(self._held)
+
+    def feed(self, data: bytes | bytearray) -> list[bytes]:
+        """Take more bytes; returns the payloads of the frames that are complete.
+
+        Raises:
+            FrameError: a frame is too long. Whatever follows raises it again.
+        """
+        if self._held:
+            self._held += data
+            data = self._held
+        payloads: list[bytes] = []
+        begin, size = 0, len(data)
+        with memoryview(data) as view:
+            while size - begin >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(view, begin)
+                if length > self._max_bytes:
+                    self._held = bytearray(view[begin : begin + _LENGTH.size])
+                    raise FrameError(f"a frame of {length:,} bytes is too long")
+                end = begin + _LENGTH.size + length
+                if end > size:
+                    break
+                payloads.append(bytes(view[begin + _LENGTH.size : end]))
+                begin = end
+        if data is self._held:
+            del self._held[:begin]
+        else:
+            self._held += data[begin:]
+        return payloads
