@@ -91,10 +91,12 @@ from .errors import (
     UnknownToolError as UnknownToolError,
     UnsupportedFieldError as UnsupportedFieldError,
 )
-from .router.remote import (
-    ChildModels as ChildModels,
+from .remote.server import (
     RemoteServer as RemoteServer,
     RemoteStream as RemoteStream,
+)
+from .router.models import (
+    ChildModels as ChildModels,
 )
 from .server import (
     Models as Models,

@@ -19,7 +19,7 @@ from trioserve.bench.client import Answer, Server
 from trioserve.bench.report import Result, Table
 from trioserve.bench.speed import Sample, Workload
 from trioserve.errors import TrioServeError, UnavailableError
-from trioserve.router.client import connected_to
+from trioserve.remote.client import connected_to
 from trioserve.testing import ScriptedBackend
 
 

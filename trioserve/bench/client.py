@@ -10,8 +10,8 @@ import trio
 
 from trioserve.bench.prompts import words
 from trioserve.errors import UnavailableError
-from trioserve.router.answers import AnswerEvent
-from trioserve.router.client import ServerClient
+from trioserve.remote.answers import AnswerEvent
+from trioserve.remote.client import ServerClient
 
 #: Words of the two prompts that show how many tokens a word has.
 _FEW, _MANY = 32, 96

@@ -23,9 +23,9 @@ from trioserve.errors import ConfigError, ModelLoadError, UnavailableError, Unkn
 from trioserve.models import BUNDLED, BUNDLED_NAME
 from trioserve.models.catalog import Catalog, ModelEntry, Source
 from trioserve.models.catalog.catalog import find_named
-from trioserve.router.answers import Count, Model, Models
+from trioserve.remote.answers import Count, Model, Models
+from trioserve.remote.client import ServerClient, connected_to
 from trioserve.router.child import Child, HealthCheck, Report
-from trioserve.router.client import ServerClient, connected_to
 from trioserve.router.launch import Spawner
 
 T = TypeVar("T")
@@ -67,7 +67,6 @@ def client_of(address: Address, **options: int) -> AbstractAsyncContextManager[S
         address.url,
         socket_path=address.socket_path,
         api_key=address.api_key,
-        name=f"The server at {address}",
         **options,
     )
 

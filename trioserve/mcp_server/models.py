@@ -12,10 +12,10 @@ import msgspec
 from trioserve.errors import UnavailableError
 from trioserve.fair_limiter import current_client
 from trioserve.models.catalog import find_for
-from trioserve.router.answers import AnswerEvent, Models, Usage
-from trioserve.router.client import ServerAnswer, ServerClient, connected_to
-from trioserve.router.fleet import Fleet, send_to_model
-from trioserve.router.forward import Outgoing
+from trioserve.remote.answers import AnswerEvent, Models, Usage
+from trioserve.remote.client import Request, ServerAnswer, ServerClient, connected_to
+from trioserve.router.fleet import Fleet
+from trioserve.router.models import send_to
 from trioserve.router.states import QueueStatus
 from trioserve.server.keys import Keys
 
@@ -70,12 +70,11 @@ class _OwnModels:
             tell(f"Loading {entry.name}{share}")
 
         @asynccontextmanager
-        async def send(write: Callable[[], Awaitable[Outgoing]]) -> AsyncIterator[ServerAnswer]:
-            async def write_for_client() -> Outgoing:
-                written = await write()
-                return attrs.evolve(written, headers=(*written.headers, *self._client_headers()))
-
-            async with send_to_model(self._fleet, entry, write_for_client, on_wait=waits) as answer:
+        async def send(request: Request) -> AsyncIterator[ServerAnswer]:
+            headers = tuple(self._client_headers())
+            async with send_to(
+                self._fleet, entry, request, headers=headers, on_wait=waits
+            ) as answer:
                 tell("")
                 yield answer
 
@@ -164,7 +163,7 @@ async def chat(
                 text.append(choice.delta.content or "")
                 comes(reasoning[-1] + text[-1])
     if finish_reason is None:
-        raise UnavailableError("The answer of the server has no end.")
+        raise UnavailableError(f"{client.name} sends an answer that has no end.")
     return ChatResult(
         text="".join(text),
         reasoning="".join(reasoning),

@@ -19,6 +19,7 @@ from trioserve.concurrency import alongside
 from trioserve.errors import TrioServeError
 from trioserve.log import get_logger
 from trioserve.mcp_server.models import ChatResult, Listed, ModelSource, chat
+from trioserve.remote.answers import Content, Scores, Tokens, Vectors
 from trioserve.tools.tool import about, read_arguments, schema_of
 
 #: Seconds between two notifications of one call.
@@ -142,16 +143,6 @@ class EmbedResult(msgspec.Struct):
     model: str
 
 
-class _Vector(msgspec.Struct):
-    index: int
-    embedding: list[float]
-
-
-class _Vectors(msgspec.Struct):
-    data: list[_Vector]
-    model: str
-
-
 class EmbedTool(ModelTool):
     """Turn texts into vectors, to find out which are alike in meaning. Needs a model that was \
 started with --embeddings."""
@@ -169,9 +160,8 @@ started with --embeddings."""
     async def call(self, models: ModelSource, report: Report) -> EmbedResult:
         """See `ModelTool.call`."""
         body = {"input": self.texts, **self.given("model", "dimensions")}
-        answer = await models.ask("/v1/embeddings", body, _Vectors, report.waits)
-        ordered = sorted(answer.data, key=lambda one: one.index)
-        return EmbedResult([one.embedding for one in ordered], answer.model)
+        answer = await models.ask("/v1/embeddings", body, Vectors, report.waits)
+        return EmbedResult(answer.in_order(), answer.model)
 
 
 class RankedDocument(msgspec.Struct):
@@ -185,16 +175,6 @@ class RerankResult(msgspec.Struct):
     """Documents, the best first."""
 
     results: list[RankedDocument]
-    model: str
-
-
-class _Score(msgspec.Struct):
-    index: int
-    relevance_score: float
-
-
-class _Scores(msgspec.Struct):
-    results: list[_Score]
     model: str
 
 
@@ -214,17 +194,13 @@ class RerankTool(ModelTool):
     async def call(self, models: ModelSource, report: Report) -> RerankResult:
         """See `ModelTool.call`."""
         body = self.given("query", "documents", "model", "top_n")
-        answer = await models.ask("/v1/rerank", body, _Scores, report.waits)
+        answer = await models.ask("/v1/rerank", body, Scores, report.waits)
         best = sorted(answer.results, key=lambda one: -one.relevance_score)
         found = [RankedDocument(one.index, one.relevance_score) for one in best]
         return RerankResult(found, answer.model)
 
 
-class _Tokens(msgspec.Struct):
-    tokens: list[int]
-
-
-class TokenizeResult(_Tokens):
+class TokenizeResult(Tokens):
     """Token ids, and how many they are."""
 
     count: int
@@ -243,7 +219,7 @@ class TokenizeTool(ModelTool):
     async def call(self, models: ModelSource, report: Report) -> TokenizeResult:
         """See `ModelTool.call`."""
         body = {"content": self.text, **self.given("model")}
-        answer = await models.ask("/tokenize", body, _Tokens, report.waits)
+        answer = await models.ask("/tokenize", body, Tokens, report.waits)
         return TokenizeResult(answer.tokens, len(answer.tokens))
 
 
@@ -251,10 +227,6 @@ class DetokenizeResult(msgspec.Struct):
     """The text of some tokens."""
 
     text: str
-
-
-class _Content(msgspec.Struct):
-    content: str
 
 
 class DetokenizeTool(ModelTool):
@@ -270,7 +242,7 @@ class DetokenizeTool(ModelTool):
     async def call(self, models: ModelSource, report: Report) -> DetokenizeResult:
         """See `ModelTool.call`."""
         body = self.given("tokens", "model")
-        answer = await models.ask("/detokenize", body, _Content, report.waits)
+        answer = await models.ask("/detokenize", body, Content, report.waits)
         return DetokenizeResult(answer.content)
 
 

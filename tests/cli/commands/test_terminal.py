@@ -17,7 +17,7 @@ from tests.support.waiting import patiently, until
 from trioserve.chat.messages import Image
 from trioserve.cli.commands.terminal import TerminalChat, _content, _split
 from trioserve.cli.main import main
-from trioserve.router.client import connected_to
+from trioserve.remote.server import RemoteServer
 from trioserve.testing import ScriptedBackend
 
 
@@ -26,8 +26,11 @@ async def chatting(
     backend: ScriptedBackend | None = None,
 ) -> AsyncIterator[tuple[TerminalChat, io.StringIO, Any]]:
     output = io.StringIO()
-    async with serving_script(backend) as (url, server), connected_to(url) as client:
-        yield TerminalChat(client, "scripted", output), output, server
+    async with (
+        serving_script(backend) as (url, server),
+        RemoteServer(url, model="scripted") as model,
+    ):
+        yield TerminalChat(model, output), output, server
 
 
 def typed(*lines: str) -> Callable[[str], str]:

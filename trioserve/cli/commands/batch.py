@@ -30,8 +30,8 @@ from trioserve.cli.progress import ProgressReport
 from trioserve.cli.signals import run_until_signal
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError
-from trioserve.router.answers import Count, Text
-from trioserve.router.client import ServerClient, error_in, read_json, receive_all
+from trioserve.remote.answers import Count, Text
+from trioserve.remote.client import ServerClient, error_in, read_json, receive_all
 from trioserve.whole_numbers import whole_number
 
 #: The fields of a body that its prompt begins with, by the endpoints of lines. Lines that begin

@@ -13,7 +13,7 @@ from trioserve.cli.local_server import asked, models_at
 from trioserve.cli.signals import run_until_signal
 from trioserve.config.parse import parse
 from trioserve.errors import TrioServeError
-from trioserve.router.answers import Model, Text
+from trioserve.remote.answers import Model, Text
 
 _FOR_GOOD = 10 * 365 * 24 * 3600.0
 _HEADINGS = ("NAME", "STATE", "SIZE", "SLEEPS")

@@ -9,23 +9,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import attrs
 import trio
 
+from trioserve.chat.deltas import ContentDelta, ReasoningDelta
 from trioserve.chat.messages import Image
-from trioserve.cli.address import Address, take_value
+from trioserve.cli.address import take_value
 from trioserve.cli.agents import Endpoint
 from trioserve.cli.commands import parse_flags
 from trioserve.cli.commands.launch import AgentServer
-from trioserve.cli.local_server import client_of
 from trioserve.cli.signals import run_foreground
 from trioserve.concurrency import alongside
 from trioserve.errors import ConfigError, TrioServeError, first_error
 from trioserve.models import EXAMPLE_PROMPTS, TOY
-from trioserve.router.answers import AnswerEvent, Delta
-from trioserve.router.client import ServerClient
+from trioserve.remote.server import RemoteServer
+from trioserve.server.keywords import ChatFields
+from trioserve.server.protocol import AnyServer
 
 #: The parameters that ``/set`` takes, by their names in Ollama where it has others.
 _SETTINGS: Mapping[str, tuple[str, type[int] | type[float]]] = {
@@ -89,9 +90,9 @@ def _split(argv: Sequence[str]) -> tuple[list[str], str]:
 async def _run(server: AgentServer, prompt: str) -> int:
     async with (
         server.endpoint() as endpoint,
-        client_of(Address.of(endpoint.url, server.config)) as client,
+        RemoteServer(endpoint.url, model=endpoint.model, api_key=endpoint.api_key) as model,
     ):
-        chat = TerminalChat(client, endpoint.model, sys.stdout)
+        chat = TerminalChat(model, sys.stdout)
         async with alongside(partial(_stop_answers, chat)):
             if not prompt:
                 print(_greeting(endpoint))
@@ -121,8 +122,7 @@ class TerminalChat:
     `was_stopped` tells whether the last answer was.
     """
 
-    client: ServerClient
-    model: str
+    server: AnyServer
     output: TextIO
     was_stopped: bool = False
     settings: dict[str, float] = attrs.field(factory=dict)
@@ -190,12 +190,10 @@ class TerminalChat:
         """
         self.was_stopped = False
         self.messages.append({"role": "user", "content": _content(text)})
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        body = {"model": self.model, "messages": [*system, *self.messages], **self.settings}
         answer: list[str] = []
         try:
             with trio.CancelScope() as self._answering:
-                await self._stream(body, answer)
+                await self._stream(answer)
         except (TrioServeError, BaseExceptionGroup) as failure:
             self.messages.pop()
             error = first_error(failure)
@@ -209,18 +207,19 @@ class TerminalChat:
         self._write("\n")
         return True
 
-    async def _stream(self, body: Mapping[str, Any], answer: list[str]) -> None:
-        async with self.client.events("/v1/chat/completions", body, form=AnswerEvent) as events:
-            is_thinking = False
-            async for chunk in events:
-                delta = chunk.choices[0].delta if chunk.choices else Delta()
-                if (thought := delta.reasoning_content) and self.output.isatty():
-                    self._write(thought if is_thinking else f"\x1b[2m{thought}")
+    async def _stream(self, answer: list[str]) -> None:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        settings = cast(ChatFields, self.settings)
+        is_thinking = False
+        async with self.server.stream_chat([*system, *self.messages], **settings) as stream:
+            async for delta in (delta async for chunk in stream for delta in chunk.deltas):
+                if isinstance(delta, ReasoningDelta) and self.output.isatty():
+                    self._write(delta.text if is_thinking else f"\x1b[2m{delta.text}")
                     is_thinking = True
-                if said := delta.content:
-                    self._write(f"\x1b[0m\n\n{said}" if is_thinking else said)
+                elif isinstance(delta, ContentDelta):
+                    self._write(f"\x1b[0m\n\n{delta.text}" if is_thinking else delta.text)
                     is_thinking = False
-                    answer.append(said)
+                    answer.append(delta.text)
 
     def _write(self, text: str) -> None:
         self.output.write(text)

@@ -17,7 +17,7 @@ from trioserve.cli.signals import run_until_signal
 from trioserve.config import readers
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, UnavailableError
-from trioserve.router.answers import Count, Text
+from trioserve.remote.answers import Count, Text
 
 _DAYS = 30
 

@@ -1,35 +1,26 @@
-"""Models in processes of their own, as a program uses them.
-
-The process is a server in this one, on a Unix socket, with a scripted backend.
-"""
+"""A model of another server, as a program uses it: a real app with a scripted backend."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import attrs
-import hypercorn.trio
 import pytest
 import trio
 
 from tests.support import fake_whisper
-from tests.support.http_server import hypercorn_config, slots_in_use
+from tests.support.http_server import serving_script, slots_in_use
 from tests.support.media_files import image_file, wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripted_embedder import ScriptedEmbedder
-from tests.support.waiting import patiently, until
+from tests.support.waiting import patiently
 from trioserve.api.service import Service
-from trioserve.app import create_app
 from trioserve.chat.deltas import ContentDelta, Message, ToolCall
 from trioserve.chat.messages import Audio, Image
-from trioserve.config import Config
 from trioserve.errors import (
     DeadlineExceededError,
     InvalidMediaError,
@@ -40,10 +31,10 @@ from trioserve.errors import (
     UnavailableError,
     UnsupportedFieldError,
 )
-from trioserve.router import client
-from trioserve.router.client import ServerAnswer, ServerEvents
-from trioserve.router.fleet import Fleet
-from trioserve.router.remote import ChildModels, RemoteServer, RemoteStream, _chat
+from trioserve.remote import client
+from trioserve.remote.answers import AnswerEvent
+from trioserve.remote.client import ServerAnswer, ServerEvents
+from trioserve.remote.server import RemoteServer, RemoteStream, _chat
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.protocol import AnyServer
 from trioserve.server.stream import ChatChunk, ChatCompletion
@@ -54,45 +45,20 @@ from trioserve.types import Chunk, FinishReason, Grammar
 HI = [{"role": "user", "content": "Hi"}]
 
 
-@attrs.define
-class OneChild:
-    """A fleet with one process, which may take its time to start."""
-
-    socket_path: Path
-    ready: trio.Event = attrs.field(factory=trio.Event)
-    ended: trio.Event = attrs.field(factory=trio.Event)
-    kept: None = None
-
-    @asynccontextmanager
-    async def use(self, entry: object, **options: object) -> AsyncIterator[OneChild]:
-        await self.ready.wait()
-        yield self
-
-
 @asynccontextmanager
 async def remote(
-    folder: Path, make: Callable[[], Any] = ScriptedBackend, **config: Any
-) -> AsyncIterator[tuple[RemoteServer, Service, OneChild]]:
-    """A server on a socket in a folder, as a process of a fleet."""
-
-    def load(config: Config, *, progress: object = None) -> Any:
-        return make()
-
-    app = create_app(Config(stream_interval_ms=0, **config), load=load)
-    path, served, stop = folder / "a.sock", hypercorn_config(), trio.Event()
-    served.bind = [f"unix:{path}"]
-    service = cast(Service, app.extensions["trioserve"])
-    async with trio.open_nursery() as nursery:
-        await nursery.start(partial(hypercorn.trio.serve, app, served, shutdown_trigger=stop.wait))
-        await service.wait_loaded()
-        child = OneChild(path)
-        child.ready.set()
-        yield RemoteServer(cast(Fleet, child), cast(Any, None)), service, child
-        stop.set()
+    make: Callable[[], Any] = ScriptedBackend, **config: Any
+) -> AsyncIterator[tuple[RemoteServer, Service]]:
+    """A server, and the same over HTTP."""
+    async with (
+        serving_script(make(), **config) as (url, service),
+        RemoteServer(url) as server,
+    ):
+        yield server, service
 
 
-async def test_a_prompt_is_continued(tmp_path: Path) -> None:
-    async with remote(tmp_path) as (server, _, _):
+async def test_a_prompt_is_continued() -> None:
+    async with remote() as (server, _):
         async with server.stream_complete("hello", max_tokens=4) as stream:
             events = [event async for event in stream]
         assert "".join(each.text for each in events if isinstance(each, Chunk)) == "HELL"
@@ -107,14 +73,14 @@ async def test_a_prompt_is_continued(tmp_path: Path) -> None:
         assert done.finished.reason is FinishReason.EOS
 
 
-async def test_a_chat_is_answered(tmp_path: Path) -> None:
+async def test_a_chat_is_answered() -> None:
     def make() -> ScriptedBackend:
         return ScriptedBackend(
             lambda prompt: "<think>\nhm\n</think>\n\nGrüße.",
             chat_template="{{ messages[0].content }}{# writes <think>…</think> #}",
         )
 
-    async with remote(tmp_path, make) as (server, _, _):
+    async with remote(make) as (server, _):
         answer = await server.chat(HI, temperature=0.0)
         assert answer.message.content == "Grüße."
         assert answer.message.reasoning_content == "hm"
@@ -127,11 +93,11 @@ async def test_a_chat_is_answered(tmp_path: Path) -> None:
         assert stream.message == answer.message
 
 
-async def test_leaving_a_stream_frees_the_slot(tmp_path: Path) -> None:
+async def test_leaving_a_stream_frees_the_slot() -> None:
     def make() -> ScriptedBackend:
         return ScriptedBackend(lambda prompt: "x" * 10_000, n_ctx=20_000)
 
-    async with remote(tmp_path, make) as (server, service, _):
+    async with remote(make) as (server, service):
         async with server.stream_complete("a") as stream:
             await anext(stream)
             assert await slots_in_use(service) == 1
@@ -140,7 +106,7 @@ async def test_leaving_a_stream_frees_the_slot(tmp_path: Path) -> None:
                 await trio.lowlevel.checkpoint()
 
 
-async def test_a_program_uses_either_server(tmp_path: Path) -> None:
+async def test_a_program_uses_either_server() -> None:
     async def use(server: AnyServer) -> list[object]:
         async with server.stream_complete("ab", max_tokens=1, temperature=0.0) as completion:
             text = [piece async for piece in completion.text()]
@@ -154,12 +120,12 @@ async def test_a_program_uses_either_server(tmp_path: Path) -> None:
             await server.render(HI, add_generation_prompt=False), await server.count_tokens(HI),
         ]  # fmt: skip
 
-    async with remote(tmp_path) as (server, service, _):
+    async with remote() as (server, service):
         assert await use(server) == await use(service.server)
 
 
-async def test_grammars_and_what_cannot_be_sent(tmp_path: Path) -> None:
-    async with remote(tmp_path, lambda: ScriptedBackend(lambda prompt: "7")) as (server, _, _):
+async def test_grammars_and_what_cannot_be_sent() -> None:
+    async with remote(lambda: ScriptedBackend(lambda prompt: "7")) as (server, _):
         grammar = Grammar("json_schema", '{"type": "integer"}')
         assert (await server.complete("a", grammar=grammar, max_tokens=1)).text == "7"
         assert (await server.complete("a", grammar=Grammar("regex", "7"))).text == "7"
@@ -167,14 +133,14 @@ async def test_grammars_and_what_cannot_be_sent(tmp_path: Path) -> None:
             await server.complete("a", client="anna")
 
 
-async def test_text_and_tokens(tmp_path: Path) -> None:
-    async with remote(tmp_path) as (server, _, _):
+async def test_text_and_tokens() -> None:
+    async with remote() as (server, _):
         assert await server.tokenize("hi") == (104, 105)
         assert await server.detokenize([104, 105]) == "hi"
 
 
-async def test_embeddings(tmp_path: Path) -> None:
-    async with remote(tmp_path, ScriptedEmbedder, embeddings=True) as (server, service, _):
+async def test_embeddings() -> None:
+    async with remote(ScriptedEmbedder, embeddings=True) as (server, service):
         vectors = (await server.embed(["one", "two"])).vectors
         own = await service.server.embed(["one", "two"])
         assert len(vectors) == 2
@@ -189,7 +155,7 @@ async def test_embeddings_of_images(tmp_path: Path) -> None:
     path = tmp_path / "red.png"
     path.write_bytes(image_file(size=(8, 4)))
     make = partial(ScriptedEmbedder, pooling="last", n_ctx=200, projector=WordProjector())
-    async with remote(tmp_path, make, embeddings=True) as (server, service, _):
+    async with remote(make, embeddings=True) as (server, service):
         texts = [MixedPrompt(["See ", Image(file), "!"]) for file in (path, path.read_bytes())]
         one, same, plain = (await server.embed([*texts, "See !"])).vectors
         own = await service.server.embed(texts)
@@ -200,9 +166,9 @@ async def test_embeddings_of_images(tmp_path: Path) -> None:
             await server.embed([MixedPrompt([Image(tmp_path / "none.png")])])
 
 
-async def test_ranking(tmp_path: Path) -> None:
+async def test_ranking() -> None:
     make = partial(ScriptedEmbedder, pooling="rank")
-    async with remote(tmp_path, make, reranking=True) as (server, service, _):
+    async with remote(make, reranking=True) as (server, service):
         ranking = await server.rerank("a", ["b", "ccc"])
         assert ranking.scores == pytest.approx(
             (await service.server.rerank("a", ["b", "ccc"])).scores
@@ -222,7 +188,7 @@ async def test_recordings(tmp_path: Path) -> None:
 
     path = tmp_path / "call.wav"
     path.write_bytes(wav_file(1.0))
-    async with remote(tmp_path, make) as (server, service, _):
+    async with remote(make) as (server, service):
         own = await service.server.transcribe(path, language="de", timed=True)
         for recording in (path, str(path), path.read_bytes(), Audio(path)):
             found = await server.transcribe(recording, language="de")
@@ -246,7 +212,7 @@ async def test_recordings(tmp_path: Path) -> None:
 async def test_times_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_whisper.install(tmp_path, monkeypatch)
     wav = wav_file(1.0)
-    async with remote(tmp_path, transcription_model="tiny") as (server, _, _):
+    async with remote(transcription_model="tiny") as (server, _):
         plain = await server.transcribe(wav)
         assert plain.words == [] and len(plain.segments) == 3
         timed = await server.transcribe(wav, words=True)
@@ -256,8 +222,8 @@ async def test_times_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert timed.segments[0].no_speech_prob == 0.25
 
 
-async def test_errors_have_their_classes(tmp_path: Path) -> None:
-    async with remote(tmp_path, max_queue=0, rate_limit_requests=3) as (server, _, _):
+async def test_errors_have_their_classes() -> None:
+    async with remote(max_queue=0, rate_limit_requests=3) as (server, _):
         with pytest.raises(InvalidRequestError) as caught:
             await server.complete("a", temperature="hot")
         assert caught.value.param == "temperature"
@@ -270,66 +236,6 @@ async def test_errors_have_their_classes(tmp_path: Path) -> None:
         with pytest.raises(TooManyRequestsError, match="Rate limit"):
             for _ in range(4):
                 await server.complete("a")
-
-
-async def test_a_deadline_holds_from_the_start(tmp_path: Path) -> None:
-    async with remote(tmp_path) as (server, _, child):
-        child.ready = trio.Event()
-        with pytest.raises(trio.TooSlowError), trio.fail_after(0.05):
-            await server.complete("a")
-        child.ready.set()
-        assert (await server.complete("a")).text == "A"
-
-
-async def test_a_process_that_has_gone_before_it_was_asked(tmp_path: Path) -> None:
-    async with remote(tmp_path) as (server, _, child), trio.open_nursery() as nursery:
-        path, child.socket_path = child.socket_path, tmp_path / "gone.sock"
-        with pytest.raises(trio.TooSlowError), trio.fail_after(0.05):
-            await server.complete("a")
-        texts = list[str]()
-
-        async def complete() -> None:
-            texts.append((await server.complete("a")).text)
-
-        nursery.start_soon(complete)
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        child.socket_path = path  # that of the next one
-        child.ended.set()
-        await until(lambda: texts)
-        assert texts == ["A"]
-
-
-@pytest.mark.system
-async def test_real_processes(tmp_path: Path) -> None:
-    models = ChildModels(tmp_path, flags=["--ctx-size", "512", "--threads", "1"])
-    with pytest.raises(RuntimeError, match="inside the block"):
-        len(models)
-    async with models:
-        assert "bundled" in list(models)
-        assert len(models) == len(list(models))
-        answer = await models["bundled"].chat(HI, max_tokens=5, temperature=0)
-        assert answer.finished.timings.predicted_n <= 5
-        with pytest.raises(KeyError):
-            models["other"]
-
-
-@pytest.mark.system
-async def test_a_process_that_is_killed(tmp_path: Path) -> None:
-    models = ChildModels(tmp_path, flags=["--ctx-size", "4096", "--threads", "1"])
-    async with models:
-        server = models["bundled"]
-        async with server.stream_complete("Once", max_tokens=4000, ignore_eos=True) as stream:
-            await anext(stream)
-            pid = models._entered.state("bundled").pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            with pytest.raises(UnavailableError):
-                await stream.read()
-        with patiently():
-            while models._entered.state("bundled").pid == pid:  # it is not known yet
-                await trio.sleep(0.01)
-            done = await server.complete("Once", max_tokens=3)
-        assert len(done.tokens) == 3
 
 
 # -- what a process writes
@@ -347,7 +253,7 @@ class Written:
 
 
 def stream_of(*pieces: bytes) -> RemoteStream[ChatCompletion]:
-    return RemoteStream(ServerEvents(cast(ServerAnswer, Written(*pieces)), dict), _chat)
+    return RemoteStream(ServerEvents(cast(ServerAnswer, Written(*pieces)), AnswerEvent), _chat)
 
 
 def delta(**fields: Any) -> bytes:
@@ -408,7 +314,7 @@ async def test_an_image_of_a_program_is_sent(tmp_path: Path) -> None:
     def make() -> ScriptedBackend:
         return ScriptedBackend(lambda prompt: prompt.upper(), projector=WordProjector())
 
-    async with remote(tmp_path, make) as (server, _, _):
+    async with remote(make) as (server, _):
         answer = await server.chat([{"role": "user", "content": [Image(path), text]}])
         assert "(IMAGE 8X4)WHAT IS IT?" in answer.message.content
         with pytest.raises(InvalidMediaError, match="cannot be read"):

@@ -1,4 +1,4 @@
-"""`ServerClient`: the HTTP client for another trioserve, a process of a fleet or a server anywhere.
+"""`ServerClient`: the HTTP client for another server, of trioserve or of another kind.
 
 What a server writes is read here and nowhere else: JSON, streams of events, and errors.
 """
@@ -6,18 +6,17 @@ What a server writes is read here and nowhere else: JSON, streams of events, and
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+import attrs
 import httpcore2
 import msgspec
 import trio
 
 from trioserve.chat.messages import Attachment, Audio, Image, Video
-from trioserve.concurrency import deadline_scope
 from trioserve.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -27,7 +26,6 @@ from trioserve.errors import (
     UnavailableError,
     UnsupportedFieldError,
 )
-from trioserve.router.forward import Headers, Outgoing
 from trioserve.types import MediaKind, MediaSource
 
 T = TypeVar("T")
@@ -71,18 +69,29 @@ class ServerAnswer(Protocol):
         """Wait for more of the body. Empty at the end."""
 
 
-#: Sends a request that a function writes, and gives its answer for the length of a block. Leaving
-#: the block cancels the request.
-Send: TypeAlias = Callable[
-    [Callable[[], Awaitable[Outgoing]]], AbstractAsyncContextManager[ServerAnswer]
-]
+#: Names and values.
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+
+@attrs.frozen
+class Request:
+    """A request to a server."""
+
+    method: str
+    target: str
+    headers: Headers = ()
+    body: bytes = b""
+
+
+#: Sends a request, and gives its answer for the length of a block. Leaving it cancels the request.
+Send: TypeAlias = Callable[[Request], AbstractAsyncContextManager[ServerAnswer]]
 
 
 class ServerClient:
     """Sends requests to a server, and reads its answers. Cancelling a call cancels its work.
 
     Args:
-        send: reaches the server: that of `connected_to`, or `trioserve.router.fleet.send_to_model`.
+        send: reaches the server.
         name: of the server in errors.
 
     Attributes:
@@ -106,28 +115,18 @@ class ServerClient:
 
         Args:
             path: of the route.
-            body: what is posted; without, this is a GET. `timeout` in it counts from now on, while
-                the server is started, too.
+            body: what is posted; without, this is a GET.
             write: encodes the body, in a thread; returns its type and bytes. The default is JSON.
             any_status: give an answer with another status, too.
 
         Raises:
             TrioServeError: the server cannot be reached, or answers with an error.
-            DeadlineExceededError: the time has passed.
         """
-        timeout = (body or {}).get("timeout")
-        deadline = math.inf if timeout is None else trio.current_time() + timeout
-
-        async def outgoing() -> Outgoing:
-            if body is None:
-                return Outgoing("GET", path, ())
-            left = {} if timeout is None else {"timeout": max(deadline - trio.current_time(), 1e-3)}
-            kind, data = await trio.to_thread.run_sync(write or write_json, {**body, **left})
-            return Outgoing("POST", path, ((b"content-type", kind),), data)
-
-        async with AsyncExitStack() as stack:
-            with deadline_scope(deadline):
-                answer = await stack.enter_async_context(self._send(outgoing))
+        request = Request("GET", path)
+        if body is not None:
+            kind, data = await trio.to_thread.run_sync(write or write_json, body)
+            request = Request("POST", path, ((b"content-type", kind),), data)
+        async with self._send(request) as answer:
             if answer.status != 200 and not any_status:
                 data = await receive_all(answer, _MAX_ERROR, self.name)
                 raise error_in(data, answer.status, self.name)
@@ -137,6 +136,7 @@ class ServerClient:
         self,
         path: str,
         body: Mapping[str, Any] | None = None,
+        write: Callable[[Mapping[str, Any]], tuple[bytes, bytes]] | None = None,
         *,
         form: type[T],
         most: int = _MAX_ANSWER,
@@ -145,7 +145,7 @@ class ServerClient:
 
         Raises as `answer`.
         """
-        async with self.answer(path, body) as answer:
+        async with self.answer(path, body, write) as answer:
             return read_json(await receive_all(answer, most, self.name), form, self.name)
 
     @asynccontextmanager
@@ -165,9 +165,9 @@ class ServerEvents(Generic[T]):
     """
 
     def __init__(self, answer: ServerAnswer, form: type[T], name: str = _UNNAMED) -> None:
+        self.name = name
         self._answer = answer
         self._form = form
-        self._name = name
         self._has_begun = False
         self._begun: list[bytes] = []  # the pieces of a line whose end has not come
         self._unread: deque[bytes] = deque()
@@ -180,7 +180,7 @@ class ServerEvents(Generic[T]):
             data = await self._answer.receive()
             if not data:
                 if not self._has_begun:
-                    raise UnavailableError(f"{self._name} sends no events.")
+                    raise UnavailableError(f"{self.name} sends no events.")
                 raise StopAsyncIteration
             *lines, rest = data.split(b"\n")
             if lines:
@@ -188,13 +188,13 @@ class ServerEvents(Generic[T]):
                 self._begun = []
             self._begun.append(rest)
             if sum(map(len, self._begun)) > _MAX_EVENT:
-                raise UnavailableError(f"{self._name} sends an event that is too long.")
+                raise UnavailableError(f"{self.name} sends an event that is too long.")
             self._unread.extend(line[5:].strip() for line in lines if line.startswith(b"data: {"))
         event = self._unread.popleft()
         self._has_begun = True
         if event.startswith(b'{"error"'):
-            raise error_in(event, 200, self._name)
-        return read_json(event, self._form, self._name)
+            raise error_in(event, 200, self.name)
+        return read_json(event, self._form, self.name)
 
 
 async def receive_all(answer: ServerAnswer, most: int = _MAX_ANSWER, name: str = _UNNAMED) -> bytes:
@@ -258,7 +258,7 @@ def write_json(body: Mapping[str, Any]) -> tuple[bytes, bytes]:
 
     Raises:
         InvalidMediaError: a file cannot be read.
-        UnsupportedFieldError: something cannot be sent to another process.
+        UnsupportedFieldError: something cannot be sent to another server.
     """
     return b"application/json", json.dumps(body, default=_encode_one).encode()
 
@@ -269,9 +269,7 @@ def _encode_one(value: object) -> Any:
         value = value if file is None else _ATTACHMENTS[value.kind](file)
     if isinstance(value, Attachment):
         return value.as_part()
-    raise UnsupportedFieldError(
-        f"A {type(value).__name__} cannot be sent to the process of a model."
-    )
+    raise UnsupportedFieldError(f"A {type(value).__name__} cannot be sent to another server.")
 
 
 @asynccontextmanager
@@ -281,18 +279,16 @@ async def connected_to(
     socket_path: str | None = None,
     api_key: str | None = None,
     n_kept: int = 4,
-    name: str = _UNNAMED,
 ) -> AsyncIterator[ServerClient]:
     """Give a client of a server that runs. Leaving the block closes the connections to it.
 
     Args:
-        url: its address, without a path's last slash.
+        url: its address.
         socket_path: the Unix socket that it listens on, if it does.
         api_key: of it, if it has any.
         n_kept: connections that stay open for the next requests.
-        name: of the server in errors.
     """
-    certificates = None
+    certificates, base, place = None, url.rstrip("/"), socket_path or url
     if url.startswith("https:"):  # reading them takes a while
         certificates = await trio.to_thread.run_sync(httpcore2.default_ssl_context)
     headers = [] if api_key is None else [(b"authorization", f"Bearer {api_key}".encode())]
@@ -305,13 +301,12 @@ async def connected_to(
     ) as pool:
 
         @asynccontextmanager
-        async def send(write: Callable[[], Awaitable[Outgoing]]) -> AsyncIterator[ServerAnswer]:
-            request = await write()
+        async def send(request: Request) -> AsyncIterator[ServerAnswer]:
             try:
                 async with (
                     pool.stream(
                         request.method,
-                        url + request.target,
+                        base + request.target,
                         headers=[*request.headers, *headers],
                         content=request.body or None,
                         extensions={"timeout": _TIMEOUTS},
@@ -319,9 +314,11 @@ async def connected_to(
                     aclosing(response.aiter_stream()) as body,
                 ):
                     yield _Received(response.status, response.headers, body)
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+            except (
+                httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.UnsupportedProtocol,
+            ) as error:  # fmt: skip
                 raise UnavailableError(
-                    f"No server answers at {socket_path or url}: {str(error).rstrip('.')}. Start "
+                    f"No server answers at {place}: {str(error).rstrip('.')}. Start "
                     "one with `trioserve serve`, or name another address."
                 ) from error
             except (
@@ -329,7 +326,7 @@ async def connected_to(
             ) as error:  # fmt: skip
                 raise UnavailableError(f"The connection to {url} is lost.") from error
 
-        yield ServerClient(send, name)
+        yield ServerClient(send, f"The server at {place}")
 
 
 class _Received:

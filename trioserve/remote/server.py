@@ -1,4 +1,4 @@
-"""`ChildModels`: models by name for a program, each in a separate process."""
+"""`RemoteServer`: a model of another server for a program, over HTTP."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
+import attrs
+import msgspec
 import numpy as np
-import trio
 
 from trioserve.chat.deltas import (
     ContentDelta,
@@ -26,16 +27,15 @@ from trioserve.chat.deltas import (
     ToolCallStart,
 )
 from trioserve.chat.messages import Audio, text_part
-from trioserve.concurrency import EnteredOnce, Feed
-from trioserve.config import Config
+from trioserve.concurrency import EnteredOnce
 from trioserve.errors import (
     InvalidMediaError,
     UnavailableError,
     UnsupportedFieldError,
 )
-from trioserve.models.catalog import Catalog, ModelEntry
-from trioserve.router.client import ServerClient, ServerEvents, read_json, receive_all
-from trioserve.router.fleet import Fleet, send_to_model
+from trioserve.remote import answers
+from trioserve.remote.answers import AnswerEvent, CompletionEvent, Ending
+from trioserve.remote.client import ServerClient, ServerEvents, connected_to
 from trioserve.server.generation.embeddings import Embeddings, Ranking
 from trioserve.server.keywords import (
     ChatFields,
@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 #: A recording: a path, or the bytes of a file.
 Recording = Audio | bytes | str | os.PathLike[str]
 
-#: Fields without an effect here: a `RemoteStream` has no probabilities, and the other process
-#: takes all requests for those of one client.
+#: Fields without an effect here: a `RemoteStream` has no probabilities, and the other server takes
+#: all requests for those of one client.
 _UNTOLD = frozenset(
     {
         "best_of", "client", "logprobs", "n", "n_probs", "prompt_logprobs", "request_id",
@@ -85,47 +85,44 @@ class RemoteStream(Generic[_Whole]):
     chat, the ids of tokens are not known.
 
     Raises:
-        TrioServeError: from the iteration, when the request fails or its process ends.
+        TrioServeError: from the iteration, when the request fails or its server ends.
     """
 
     def __init__(
         self,
-        events: ServerEvents[dict[str, Any]],
-        whole: Callable[[RemoteStream[_Whole], list[Chunk]], _Whole],
+        events: ServerEvents[AnswerEvent] | ServerEvents[CompletionEvent],
+        whole: Callable[[RemoteStream[_Whole], Finished, list[Chunk]], _Whole],
     ) -> None:
         self.finished: Finished | None = None
-        #: The whole prompt, once the stream has ended.
-        self.prompt_text = ""
         self._events = events
         self._whole = whole
-        self._unread = Feed[Chunk | ChatChunk | Finished]()
         self._builder = MessageBuilder()
+        self._n_calls = 0
+        self._ending: Ending | None = None
 
     @property
     def message(self) -> Message:
         """The message of a chat, as far as it has been read."""
         return self._builder.build()
 
+    @property
+    def prompt_text(self) -> str:
+        """The whole prompt, once the stream has ended. A server of another kind may not tell it."""
+        return "" if self._ending is None else self._ending.prompt
+
     def __aiter__(self) -> AsyncIterator[Chunk | ChatChunk]:
         return self
 
     async def __anext__(self) -> Chunk | ChatChunk:
-        while not (self._unread or self._unread.is_over):
-            data = await anext(self._events, None)
-            if data is None:
-                self._unread.end(UnavailableError("The answer of the model's process has no end."))
-                break
-            for event in self._events_in(data):
-                self._unread.put(event)
-        event = await anext(self._unread)
-        if isinstance(event, ChatChunk):
-            for delta in event.deltas:
-                self._builder.add(delta)
-        elif isinstance(event, Finished):
-            self.finished = event
-            self._unread.end()
-            raise StopAsyncIteration
-        return event
+        async for event in self._events:
+            if isinstance(event, CompletionEvent):
+                self._ending = event if event.stop else None
+                if event.content or event.tokens:
+                    return Chunk(0, event.content, tuple(event.tokens))
+            elif deltas := tuple(self._deltas_of(event)):
+                return ChatChunk(deltas, ())
+        self.finished = self._end()
+        raise StopAsyncIteration
 
     async def text(self) -> AsyncIterator[str]:
         """Iterate over the text alone; of a chat, without reasoning and tool calls."""
@@ -139,72 +136,74 @@ class RemoteStream(Generic[_Whole]):
 
     async def read(self) -> _Whole:
         """Read to the end. Raises what the iteration raises."""
-        return self._whole(self, [event async for event in self if isinstance(event, Chunk)])
+        chunks = [event async for event in self if isinstance(event, Chunk)]
+        return self._whole(self, self._end(), chunks)
 
-    def _events_in(self, data: Mapping[str, Any]) -> Iterator[Chunk | ChatChunk | Finished]:
-        """Read an event of the stream."""
-        if "choices" in data:
-            for choice in data["choices"]:
-                if deltas := tuple(self._deltas_in(choice["delta"])):
-                    yield ChatChunk(deltas, ())
-            last = data.get("__verbose")
-        else:
-            if data["content"] or data["tokens"]:
-                yield Chunk(0, data["content"], tuple(data["tokens"]))
-            last = data if data["stop"] else None
-        if last is not None:
-            self.prompt_text = last["prompt"]
-            yield _finished(last)
+    def _end(self) -> Finished:
+        """Tell how the output has ended. Raises UnavailableError: it has not."""
+        last = self._ending
+        if last is None:
+            raise UnavailableError(f"{self._events.name} sends an answer that has no end.")
+        return Finished(
+            task_id=0,
+            reason=last.stop_type,
+            stopping_word=last.stopping_word,
+            timings=last.timings,
+            truncated=last.truncated,
+            slot_id=last.id_slot,
+        )
 
-    def _deltas_in(self, delta: Mapping[str, Any]) -> Iterator[Delta]:
-        if text := delta.get("reasoning_content"):
-            yield ReasoningDelta(text)
-        if text := delta.get("content"):
-            yield ContentDelta(text)
-        for call in delta.get("tool_calls", ()):
-            function = call["function"]
-            if "name" in function:
-                yield ToolCallStart(call["index"], call["id"], function["name"])
-            if function["arguments"]:
-                yield ToolCallArguments(call["index"], function["arguments"])
+    def _deltas_of(self, event: AnswerEvent) -> Iterator[Delta]:
+        """Read an event of a chat, and add it to the message."""
+        for choice in event.choices:
+            if choice.finish_reason:
+                is_cut = choice.finish_reason == "length"
+                self._ending = Ending(FinishReason.LIMIT if is_cut else FinishReason.EOS)
+            for delta in self._deltas_in(choice.delta):
+                self._builder.add(delta)
+                yield delta
+        if event.ending is not None:
+            self._ending = event.ending
+        elif self._ending is not None and event.timings is not None:
+            self._ending.timings = event.timings
+
+    def _deltas_in(self, delta: answers.Delta) -> Iterator[Delta]:
+        if delta.reasoning_content:
+            yield ReasoningDelta(delta.reasoning_content)
+        if delta.content:
+            yield ContentDelta(delta.content)
+        for call in delta.tool_calls or ():
+            if call.function.name and call.index == self._n_calls:
+                self._n_calls += 1
+                yield ToolCallStart(call.index, call.id or "", call.function.name)
+            if not 0 <= call.index < self._n_calls:
+                raise UnavailableError(f"{self._events.name} sends tool calls in no order.")
+            if call.function.arguments:
+                yield ToolCallArguments(call.index, call.function.arguments)
 
 
-def _completion(stream: RemoteStream[Completion], chunks: list[Chunk]) -> Completion:
-    assert stream.finished is not None
+def _completion(
+    _stream: RemoteStream[Completion], finished: Finished, chunks: list[Chunk]
+) -> Completion:
     return Completion(
         text="".join(chunk.text for chunk in chunks),
         tokens=tuple(chain.from_iterable(chunk.tokens for chunk in chunks)),
         probs=(),
         prompt=Prompt(()),
-        finished=stream.finished,
+        finished=finished,
     )
 
 
-def _chat(stream: RemoteStream[ChatCompletion], _chunks: list[Chunk]) -> ChatCompletion:
-    assert stream.finished is not None
+def _chat(
+    stream: RemoteStream[ChatCompletion], finished: Finished, _chunks: list[Chunk]
+) -> ChatCompletion:
     return ChatCompletion(
         message=stream.message,
         tokens=(),
         probs=(),
         prompt=Prompt(()),
         prompt_text=stream.prompt_text,
-        finished=stream.finished,
-    )
-
-
-def _finished(last: Mapping[str, Any]) -> Finished:
-    timings = last["timings"]
-    known = {
-        name: timings[name]
-        for name in ("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
-    }
-    return Finished(
-        task_id=0,
-        reason=FinishReason(last["stop_type"]),
-        stopping_word=last["stopping_word"],
-        timings=Timings(**known),
-        truncated=last["truncated"],
-        slot_id=last["id_slot"],
+        finished=finished,
     )
 
 
@@ -238,107 +237,81 @@ def _read_recording(recording: Recording) -> bytes:
         raise InvalidMediaError(f"{file!r} cannot be read: {error.strerror}.") from error
 
 
-def read_transcript(answer: Mapping[str, Any]) -> Transcript:
-    """Read an answer in the form ``verbose_json``."""
-    language = answer["language"]
-    words = [Word(text=one["word"], start=one["start"], end=one["end"])
-             for one in answer.get("words", ())]  # fmt: skip
-    segments = answer.get("segments", ())
-    starts = [-inf, *(one["start"] for one in segments[1:]), inf]
-    return Transcript(
-        text=answer["text"],
-        segments=tuple(
-            _segment(one, tuple(word for word in words if start <= word.start < end))
-            for one, (start, end) in zip(segments, pairwise(starts), strict=False)
-        ),
-        probs=(),
-        duration=answer["duration"],
-        summary=Summary(language=None if language == "unknown" else language),
-    )
+class _Word(msgspec.Struct):
+    word: str
+    start: float
+    end: float
 
 
-def _segment(one: Mapping[str, Any], words: tuple[Word, ...]) -> Segment:
-    return Segment(
-        text=one["text"],
-        start=one["start"],
-        end=one["end"],
-        tokens=tuple(one["tokens"]),
-        words=words,
-        temperature=one["temperature"],
-        avg_logprob=one["avg_logprob"],
-        no_speech_prob=one["no_speech_prob"],
-    )
+class _Heard(msgspec.Struct):
+    """A transcript in the form ``verbose_json``."""
+
+    text: str
+    language: str = "unknown"
+    duration: float = 0.0
+    segments: list[Segment] = []
+    words: list[_Word] = []
+
+    def transcript(self) -> Transcript:
+        """Give it with the words in their segments."""
+        words = [Word(text=one.word, start=one.start, end=one.end) for one in self.words]
+        starts = [-inf, *(one.start for one in self.segments[1:]), inf]
+        return Transcript(
+            text=self.text,
+            segments=tuple(
+                attrs.evolve(one, words=tuple(word for word in words if start <= word.start < end))
+                for one, (start, end) in zip(self.segments, pairwise(starts), strict=False)
+            ),
+            probs=(),
+            duration=self.duration,
+            summary=Summary(language=None if self.language == "unknown" else self.language),
+        )
 
 
-class ChildModels(EnteredOnce, Mapping[str, "RemoteServer"]):
-    """Models in separate processes: ``async with ChildModels(models_dir="m") as models:``.
+class RemoteServer(EnteredOnce):
+    """A model of another server, with methods of `Server`: see `AnyServer`.
 
-    The models are those that ``trioserve --models-dir m`` offers, under the same names, and
-    ``models[name]`` has the methods of a `Server`. Its process is started when it is first needed,
-    and stopped when other models need the room, but never while a request uses it. A crash ends
-    only the requests of that process.
-
-    Leaving ends the processes and the requests that still run.
+    ``async with RemoteServer("http://127.0.0.1:8080") as server:`` speaks HTTP to a server of
+    trioserve, or to a llama-server as far as that has the routes and fields. Any Trio cancel scope
+    around a call cancels its work there, also while the model is loaded. Prompts in results are
+    empty, and the numbers of tokens of single texts are not known.
 
     Args:
-        models_dir: a directory of GGUF files.
-        models_preset: an INI file with flags for each model.
-        flags: flags of the command line, for all models.
-        max_loaded: how many processes may run at the same time; 0: any number.
-        max_memory: bytes that they may need together, by llama.cpp's estimate; 0: any number.
-
-    Raises:
-        ConfigError: on entry, when a directory, the presets or a flag cannot be used.
+        url: the server's address, without ``/v1``.
+        model: the name of the model, for a server with several.
+        api_key: of the server, if it has any.
+        socket_path: the Unix socket that it listens on, if it does.
     """
 
     def __init__(
         self,
-        models_dir: str | Path | None = None,
+        url: str,
         *,
-        models_preset: str | Path | None = None,
-        flags: Sequence[str] = (),
-        max_loaded: int = 4,
-        max_memory: int = 0,
+        model: str | None = None,
+        api_key: str | None = None,
+        socket_path: str | None = None,
     ) -> None:
-        config = Config(
-            models_dir=None if models_dir is None else str(models_dir),
-            models_preset=None if models_preset is None else str(models_preset),
-        )
-        self._find = partial(Catalog, config, flags)
-        self._open = partial(Fleet, max_models=max_loaded, max_memory=max_memory)
-        self._fleet: Fleet | None = None
+        self._connect = partial(connected_to, url, socket_path=socket_path, api_key=api_key)
+        self._connected: ServerClient | None = None
+        self._named = {} if model is None else {"model": model}
 
-    def __getitem__(self, name: str) -> RemoteServer:
-        return RemoteServer(self._entered, self._entered.catalog.entries[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entered.catalog.entries)
-
-    def __len__(self) -> int:
-        return len(self._entered.catalog.entries)
-
-    @property
-    def _entered(self) -> Fleet:
-        if self._fleet is None:
-            raise RuntimeError("the models are known inside the block")
-        return self._fleet
+    @classmethod
+    def over(cls, client: ServerClient) -> RemoteServer:
+        """Make one without a block of its own, whose client is made already."""
+        server = cls("")
+        server._connected = client
+        return server
 
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
-        catalog = await trio.to_thread.run_sync(self._find)
-        async with self._open(catalog) as self._fleet:
+        async with self._connect() as self._connected:
             yield
 
-
-class RemoteServer:
-    """A model in a separate process, with methods of `Server`: see `AnyServer`.
-
-    Any Trio cancel scope around a call cancels its work there, also while the process starts.
-    Prompts in results are empty, and the numbers of tokens of single texts are not known.
-    """
-
-    def __init__(self, fleet: Fleet, entry: ModelEntry) -> None:
-        self._client = ServerClient(partial(send_to_model, fleet, entry))
+    @property
+    def _client(self) -> ServerClient:
+        if self._connected is None:
+            raise RuntimeError("a RemoteServer answers inside its block")
+        return self._connected
 
     @asynccontextmanager
     async def stream_complete(
@@ -347,11 +320,10 @@ class RemoteServer:
         """Continue a prompt, token by token. Leaving the block early cancels the request.
 
         Raises:
-            TrioServeError: as `Server.stream_complete`; the process cannot be started, or has
-                ended.
+            TrioServeError: as `Server.stream_complete`; the server does not answer, or has ended.
         """
-        body = {**_http(fields), "prompt": prompt, "return_tokens": True}
-        async with self._client.events("/completion", body, form=dict) as events:
+        body = {**self._http(fields), "prompt": prompt, "return_tokens": True}
+        async with self._client.events("/completion", body, form=CompletionEvent) as events:
             yield RemoteStream(events, _completion)
 
     async def complete(
@@ -366,8 +338,8 @@ class RemoteServer:
         self, messages: Messages, **fields: Unpack[ChatFields]
     ) -> AsyncIterator[RemoteStream[ChatCompletion]]:
         """Answer a chat, token by token. Like `stream_complete`, with `ChatChunk` for `Chunk`."""
-        body = {**_http(fields), "messages": messages, "verbose": True}
-        async with self._client.events("/v1/chat/completions", body, form=dict) as events:
+        body = {**self._http(fields), "messages": messages, "verbose": True}
+        async with self._client.events("/v1/chat/completions", body, form=AnswerEvent) as events:
             yield RemoteStream(events, _chat)
 
     async def chat(self, messages: Messages, **fields: Unpack[ChatFields]) -> ChatCompletion:
@@ -386,11 +358,11 @@ class RemoteServer:
     ) -> Embeddings:
         """Compute an embedding of each text. Raises as `Server.embed`, and as `stream_complete`."""
         given = inputs if isinstance(inputs, str) else [_as_input(one) for one in inputs]
-        body = {**_http(fields), "input": given, "priority": priority}
+        body = {**self._http(fields), "input": given, "priority": priority}
         chosen = {"dimensions": dimensions, "embd_normalize": normalize}
         body |= {name: value for name, value in chosen.items() if value is not None}
-        answer = await self._client.ask("/v1/embeddings", body, form=dict)
-        vectors = tuple(np.array(one["embedding"], np.float32) for one in answer["data"])
+        answer = await self._client.ask("/v1/embeddings", body, form=answers.Vectors)
+        vectors = tuple(np.array(one, np.float32) for one in answer.in_order())
         return Embeddings(vectors, (), Timings())
 
     async def rerank(
@@ -403,10 +375,10 @@ class RemoteServer:
     ) -> Ranking:
         """Score how well each document fits a query; higher is better. Raises as `embed`."""
         texts = [documents] if isinstance(documents, str) else documents
-        body = {**_http(fields), "query": query, "documents": texts, "priority": priority}
-        answer = await self._client.ask("/v1/rerank", body, form=dict)
-        ranked = sorted(answer["results"], key=lambda one: int(one["index"]))
-        return Ranking(tuple(one["relevance_score"] for one in ranked), (), Timings())
+        body = {**self._http(fields), "query": query, "documents": texts, "priority": priority}
+        answer = await self._client.ask("/v1/rerank", body, form=answers.Scores)
+        ranked = sorted(answer.results, key=lambda one: one.index)
+        return Ranking(tuple(one.relevance_score for one in ranked), (), Timings())
 
     async def transcribe(
         self, recording: Recording, **fields: Unpack[TranscriptionFields]
@@ -418,55 +390,53 @@ class RemoteServer:
         Raises:
             TrioServeError: as `Server.transcribe`, and as `stream_complete`.
         """
-        given = _http(fields)
+        given = self._http(fields)
         _refuse(frozenset({"skip_silence", "timed", "max_tokens"}), given)
         path = f"/v1/audio/{'translations' if given.pop('translate', False) else 'transcriptions'}"
         if given.pop("words", False):
             given["timestamp_granularities"] = ["word", "segment"]
         body = {**given, "response_format": "verbose_json", "file": recording}
-        async with self._client.answer(path, body, write_form) as answer:
-            return read_transcript(read_json(await receive_all(answer), dict))
+        return (await self._client.ask(path, body, write_form, form=_Heard)).transcript()
 
     async def tokenize(
         self, prompt: str, *, add_special: bool = True, parse_special: bool = True
     ) -> tuple[int, ...]:
         """Convert text to token ids. Raises as `stream_complete`."""
         body = {"content": prompt, "add_special": add_special, "parse_special": parse_special}
-        answer = await self._client.ask("/tokenize", body, form=dict)
-        return tuple(answer["tokens"])
+        answer = await self._client.ask("/tokenize", body | self._named, form=answers.Tokens)
+        return tuple(answer.tokens)
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """Convert token ids to text. Raises as `stream_complete`."""
-        answer = await self._client.ask("/detokenize", {"tokens": tokens}, form=dict)
-        return str(answer["content"])
+        body = {"tokens": tokens, **self._named}
+        return (await self._client.ask("/detokenize", body, form=answers.Content)).content
 
     async def render(self, messages: Messages, **fields: Unpack[RenderFields]) -> str:
         """Render a chat with the model's template. Raises as `Server.render`."""
-        body = {**_http(fields), "messages": messages}
-        return str((await self._client.ask("/apply-template", body, form=dict))["prompt"])
+        body = {**self._http(fields), "messages": messages}
+        return (await self._client.ask("/apply-template", body, form=answers.Rendered)).prompt
 
     async def count_tokens(self, messages: Messages, **fields: Unpack[RenderFields]) -> int:
         """Count the tokens of a chat's prompt. Raises as `Server.count_tokens`."""
-        body = {**_http(fields), "messages": messages}
+        body = {**self._http(fields), "messages": messages}
         path = "/v1/chat/completions/input_tokens"
-        return int((await self._client.ask(path, body, form=dict))["input_tokens"])
+        return (await self._client.ask(path, body, form=answers.InputTokens)).input_tokens
 
-
-def _http(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the parameters of a program as fields of the HTTP interface."""
-    body = {_HTTP_NAMES.get(name, name): value for name, value in fields.items()}
-    if isinstance(grammar := body.get("grammar"), Grammar):
-        del body["grammar"]
-        if grammar.kind not in _GRAMMARS:
-            raise UnsupportedFieldError(
-                f"A {grammar.kind} grammar cannot be sent.", param="grammar"
-            )
-        name, read = _GRAMMARS[grammar.kind]
-        body[name] = read(grammar.source)
-    if "lora" in body:
-        body["lora"] = [{"id": id_, "scale": scale} for id_, scale in body["lora"]]
-    _refuse(_UNTOLD, body)
-    return body
+    def _http(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the parameters of a program as fields of the HTTP interface."""
+        body = {_HTTP_NAMES.get(name, name): value for name, value in fields.items()}
+        if isinstance(grammar := body.get("grammar"), Grammar):
+            del body["grammar"]
+            if grammar.kind not in _GRAMMARS:
+                raise UnsupportedFieldError(
+                    f"A {grammar.kind} grammar cannot be sent.", param="grammar"
+                )
+            name, read = _GRAMMARS[grammar.kind]
+            body[name] = read(grammar.source)
+        if "lora" in body:
+            body["lora"] = [{"id": id_, "scale": scale} for id_, scale in body["lora"]]
+        _refuse(_UNTOLD, body)
+        return body | self._named
 
 
 def _format(syntax: str, source: str) -> dict[str, Any]:

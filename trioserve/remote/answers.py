@@ -6,6 +6,8 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
+from trioserve.types import FinishReason, Timings
+
 #: A text of a server that fits into a line of a terminal: it has no control characters.
 Text: TypeAlias = Annotated[
     str, msgspec.Meta(max_length=1000, pattern=r"^[^\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*\Z")
@@ -45,11 +47,23 @@ class Models(msgspec.Struct):
     data: list[Model]
 
 
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct):
+    index: int
+    function: _Function
+    id: str | None = None
+
+
 class Delta(msgspec.Struct):
     """A part of the message of a chat."""
 
     content: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
 class _Choice(msgspec.Struct):
@@ -70,9 +84,82 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class Ending(msgspec.Struct):
+    """How an output has ended, as llama-server's own routes tell it."""
+
+    stop_type: FinishReason = FinishReason.NONE
+    stopping_word: str = ""
+    truncated: bool = False
+    id_slot: int = -1
+    prompt: str = ""
+    timings: Timings = Timings()
+
+
 class AnswerEvent(msgspec.Struct):
     """An event of the answer to a chat or to a completion."""
 
     model: str = ""
     choices: list[_Choice] = []
     usage: Usage | None = None
+    timings: Timings | None = None
+    ending: Ending | None = msgspec.field(default=None, name="__verbose")
+
+
+class CompletionEvent(Ending):
+    """An event of ``/completion``. `stop`: it is the last one."""
+
+    content: str = ""
+    tokens: list[int] = []
+    stop: bool = False
+
+
+class _Vector(msgspec.Struct):
+    embedding: list[float]
+    index: int = 0
+
+
+class Vectors(msgspec.Struct):
+    """Embeddings, as ``/v1/embeddings`` answers."""
+
+    data: list[_Vector]
+    model: str = ""
+
+    def in_order(self) -> list[list[float]]:
+        """The embeddings in the order of the texts."""
+        return [one.embedding for one in sorted(self.data, key=lambda one: one.index)]
+
+
+class _Score(msgspec.Struct):
+    index: int
+    relevance_score: float
+
+
+class Scores(msgspec.Struct):
+    """Documents and how well they fit, as ``/v1/rerank`` answers."""
+
+    results: list[_Score]
+    model: str = ""
+
+
+class Tokens(msgspec.Struct):
+    """What ``/tokenize`` answers."""
+
+    tokens: list[int]
+
+
+class Content(msgspec.Struct):
+    """What ``/detokenize`` answers."""
+
+    content: str
+
+
+class Rendered(msgspec.Struct):
+    """What ``/apply-template`` answers."""
+
+    prompt: str
+
+
+class InputTokens(msgspec.Struct):
+    """What ``/v1/chat/completions/input_tokens`` answers."""
+
+    input_tokens: int

@@ -1,0 +1,1 @@
+"""`RemoteServer`: another server over HTTP, with the one client for that (`ServerClient`)."""

@@ -1,0 +1,98 @@
+"""`ChildModels`: models by name for a program, each in a separate process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from trioserve.concurrency import EnteredOnce
+from trioserve.config import Config
+from trioserve.models.catalog import Catalog, ModelEntry
+from trioserve.remote.client import Headers, Request, ServerAnswer, ServerClient
+from trioserve.remote.server import RemoteServer
+from trioserve.router.fleet import Fleet, send_to_model
+from trioserve.router.forward import Outgoing
+from trioserve.router.states import QueueStatus
+
+
+@asynccontextmanager
+async def send_to(
+    fleet: Fleet,
+    entry: ModelEntry,
+    request: Request,
+    *,
+    headers: Headers = (),
+    on_wait: Callable[[QueueStatus], None] | None = None,
+) -> AsyncIterator[ServerAnswer]:
+    """Send a request to a model of a fleet, with more headers; see `send_to_model`."""
+
+    async def write() -> Outgoing:
+        return Outgoing(request.method, request.target, (*request.headers, *headers), request.body)
+
+    async with send_to_model(fleet, entry, write, on_wait=on_wait) as answer:
+        yield answer
+
+
+class ChildModels(EnteredOnce, Mapping[str, RemoteServer]):
+    """Models in separate processes: ``async with ChildModels(models_dir="m") as models:``.
+
+    The models are those that ``trioserve --models-dir m`` offers, under the same names, and
+    ``models[name]`` has the methods of a `Server`. Its process is started when it is first needed,
+    and stopped when other models need the room, but never while a request uses it. A crash ends
+    only the requests of that process.
+
+    Leaving ends the processes and the requests that still run.
+
+    Args:
+        models_dir: a directory of GGUF files.
+        models_preset: an INI file with flags for each model.
+        flags: flags of the command line, for all models.
+        max_loaded: how many processes may run at the same time; 0: any number.
+        max_memory: bytes that they may need together, by llama.cpp's estimate; 0: any number.
+
+    Raises:
+        ConfigError: on entry, when a directory, the presets or a flag cannot be used.
+    """
+
+    def __init__(
+        self,
+        models_dir: str | Path | None = None,
+        *,
+        models_preset: str | Path | None = None,
+        flags: Sequence[str] = (),
+        max_loaded: int = 4,
+        max_memory: int = 0,
+    ) -> None:
+        config = Config(
+            models_dir=None if models_dir is None else str(models_dir),
+            models_preset=None if models_preset is None else str(models_preset),
+        )
+        self._find = partial(Catalog, config, flags)
+        self._open = partial(Fleet, max_models=max_loaded, max_memory=max_memory)
+        self._fleet: Fleet | None = None
+
+    def __getitem__(self, name: str) -> RemoteServer:
+        entry = self._entered.catalog.entries[name]
+        return RemoteServer.over(ServerClient(partial(send_to, self._entered, entry)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entered.catalog.entries)
+
+    def __len__(self) -> int:
+        return len(self._entered.catalog.entries)
+
+    @property
+    def _entered(self) -> Fleet:
+        if self._fleet is None:
+            raise RuntimeError("the models are known inside the block")
+        return self._fleet
+
+    @asynccontextmanager
+    async def _live(self) -> AsyncIterator[None]:
+        catalog = await trio.to_thread.run_sync(self._find)
+        async with self._open(catalog) as self._fleet:
+            yield
