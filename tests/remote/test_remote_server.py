@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from tests.support import fake_whisper
-from tests.support.http_server import serving_script, slots_in_use
+from tests.support.fake_fleet import routed
+from tests.support.http_server import child_app, serving_script, slots_in_use
 from tests.support.media_files import image_file, wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripted_embedder import ScriptedEmbedder
@@ -40,7 +41,7 @@ from trioserve.server.protocol import AnyServer
 from trioserve.server.stream import ChatChunk, ChatCompletion
 from trioserve.server.transcription.transcript import Word
 from trioserve.testing import ScriptedBackend
-from trioserve.types import Chunk, FinishReason, Grammar
+from trioserve.types import Chunk, FinishReason, Grammar, Timings
 
 HI = [{"role": "user", "content": "Hi"}]
 
@@ -238,7 +239,37 @@ async def test_errors_have_their_classes() -> None:
                 await server.complete("a")
 
 
-# -- what a process writes
+async def test_a_server_on_a_socket(tmp_path: Path) -> None:
+    path = tmp_path / "a.sock"
+    server = RemoteServer("http://localhost/", socket_path=str(path))
+    with pytest.raises(RuntimeError, match="inside its block"):
+        await server.complete("a")
+    async with server:
+        with pytest.raises(UnavailableError, match=f"No server answers at {path}"):
+            await server.complete("a")
+        async with child_app(path):
+            assert (await server.complete("a")).text == "A"
+
+
+@pytest.mark.parametrize("url", ["localhost:1", "http://127.0.0.1:1", "http://a b"])
+async def test_an_address_without_a_server(url: str) -> None:
+    async with RemoteServer(url) as server:
+        with pytest.raises(UnavailableError, match=f"No server answers at {url}"):
+            await server.tokenize("a")
+
+
+async def test_a_server_with_keys_and_several_models() -> None:
+    models = {name: ScriptedBackend(lambda prompt, name=name: name) for name in ("one", "two")}
+    async with routed(models, api_keys=("secret",)) as router:
+        async with RemoteServer(router.url, model="two", api_key="secret") as two:
+            assert (await two.chat(HI)).message.content == "two"
+            assert await two.tokenize("hi") == (104, 105)
+        async with RemoteServer(router.url, model="two") as refused:
+            with pytest.raises(TrioServeError, match=f"The server at {router.url} says"):
+                await refused.detokenize([104])
+
+
+# -- what a server writes
 
 
 class Written:
@@ -282,6 +313,24 @@ async def test_tool_calls() -> None:
     with pytest.raises(UnavailableError, match="no end"):
         await stream.read()
     assert stream.message == Message(tool_calls=(ToolCall("c1", "f", "{}"),))
+
+
+async def test_a_server_that_does_not_tell_how_an_answer_has_ended() -> None:
+    timings = {"prompt_n": 3, "predicted_n": 1, "predicted_ms": 2}
+    end = {"choices": [{"finish_reason": "length"}], "timings": timings}
+    stream = stream_of(delta(content="a"), b"data:" + json.dumps(end).encode() + b"\n\n")
+    answer = await stream.read()
+    assert (answer.message.content, answer.prompt_text) == ("a", "")
+    assert answer.finished.reason is FinishReason.LIMIT
+    assert answer.finished.timings == Timings(prompt_n=3, predicted_n=1, predicted_ms=2)
+
+
+@pytest.mark.parametrize("index", [-1, 1])
+@pytest.mark.parametrize("name", [None, "f"])
+async def test_tool_calls_in_no_order(index: int, name: str | None) -> None:
+    call = {"index": index, "id": "c", "function": {"name": name, "arguments": "{}"}}
+    with pytest.raises(UnavailableError, match="in no order"):
+        await stream_of(delta(tool_calls=[call])).read()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ What a server writes is read here and nowhere else: JSON, streams of events, and
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
@@ -17,6 +16,7 @@ import msgspec
 import trio
 
 from trioserve.chat.messages import Attachment, Audio, Image, Video
+from trioserve.children.lines import Lines, LineTooLongError
 from trioserve.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -168,33 +168,33 @@ class ServerEvents(Generic[T]):
         self.name = name
         self._answer = answer
         self._form = form
+        self._lines = Lines(_MAX_EVENT)
         self._has_begun = False
-        self._begun: list[bytes] = []  # the pieces of a line whose end has not come
-        self._unread: deque[bytes] = deque()
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
 
     async def __anext__(self) -> T:
-        while not self._unread:
+        while (event := self._take()) is None:
             data = await self._answer.receive()
             if not data:
                 if not self._has_begun:
                     raise UnavailableError(f"{self.name} sends no events.")
                 raise StopAsyncIteration
-            *lines, rest = data.split(b"\n")
-            if lines:
-                lines[0] = b"".join([*self._begun, lines[0]])
-                self._begun = []
-            self._begun.append(rest)
-            if sum(map(len, self._begun)) > _MAX_EVENT:
-                raise UnavailableError(f"{self.name} sends an event that is too long.")
-            self._unread.extend(line[5:].strip() for line in lines if line.startswith(b"data: {"))
-        event = self._unread.popleft()
+            self._lines.feed(data)
         self._has_begun = True
         if event.startswith(b'{"error"'):
             raise error_in(event, 200, self.name)
         return read_json(event, self._form, self.name)
+
+    def _take(self) -> bytes | None:
+        """The next event that has been received whole, or None."""
+        try:
+            lines = iter(self._lines.take, None)
+            events = (line[5:].strip() for line in lines if line.startswith(b"data:"))
+            return next((event for event in events if event.startswith(b"{")), None)
+        except LineTooLongError:
+            raise UnavailableError(f"{self.name} sends an event that is too long.") from None
 
 
 async def receive_all(answer: ServerAnswer, most: int = _MAX_ANSWER, name: str = _UNNAMED) -> bytes:

@@ -297,7 +297,7 @@ class RemoteServer(EnteredOnce):
 
     @classmethod
     def over(cls, client: ServerClient) -> RemoteServer:
-        """Make one without a block of its own, whose client is made already."""
+        """Make one that needs no block, because its client is made already."""
         server = cls("")
         server._connected = client
         return server
