@@ -370,8 +370,12 @@ class Service(AppState):
 
     # -- the model
 
-    def use(self, name: str | None, caller: Caller) -> Server:
+    async def use(self, name: str | None, caller: Caller) -> Server:
         """The server, whose model answers to any name. It may sleep."""
+        return self._usable(caller)
+
+    def _usable(self, caller: Caller) -> Server:
+        """The server, if a caller may use it. Raises PermissionDeniedError, and as `server`."""
         server = self.server
         if caller.key is not None:
             caller.check_model(*server.model.names)
@@ -384,7 +388,7 @@ class Service(AppState):
             UnknownModelError: it is the name of another model.
             TrioServeError: as `use`.
         """
-        server = self.use(name, caller)
+        server = self._usable(caller)
         if not {name, name.removesuffix(":latest")} & {*server.model.names}:
             raise UnknownModelError(
                 f"There is no model {name!r} here. The model is {server.model.info.name!r}.",
@@ -417,7 +421,7 @@ class Service(AppState):
 
     async def describe(self, name: str, caller: Caller) -> Model:
         """Describe the model by any of its names, or one of its LoRA adapters."""
-        adapters = {each.id: each for each in adapters_of(self.use(name, caller))}
+        adapters = {each.id: each for each in adapters_of(self._usable(caller))}
         return adapters.get(name) or of_server(self._named(name, caller))
 
     async def cards(self, caller: Caller) -> Sequence[Card]:
@@ -448,7 +452,7 @@ class Service(AppState):
 
     async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Describe the server."""
-        return json(properties_of(self.use(None, caller)))
+        return json(properties_of(self._usable(caller)))
 
     async def metrics(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Write the metrics of the server."""

@@ -199,6 +199,10 @@ class AdapterNames:
         """
         return ((self.scales.id_of(name), self._scales.get(name) or 1.0),)
 
+    async def set(self, scales: Mapping[int, float]) -> None:
+        """Change the default scales; see `AdapterScales.set`. Raises as `scales`, too."""
+        self.scales.set(scales)
+
     def _folder(self) -> str:
         """The folder of files to load. Raises NotSupportedError without `--lora-dir`."""
         if self._config.lora_dir is None:

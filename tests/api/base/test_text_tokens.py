@@ -16,8 +16,9 @@ class WordVocab(ByteVocab):
 
 
 def tokens_of(tokens: list[int], *deltas: Delta) -> list[tuple[int, list[int]]]:
-    found = TokensOfText(WordVocab.pieces)
-    found.add(tokens, [TokenProbs(TokenProb(token, b"", 0.0), Candidates.of()) for token in tokens])
+    found = TokensOfText()
+    chosen = [TokenProb(token, WordVocab.pieces[token], 0.0) for token in tokens]
+    found.add([TokenProbs(each, Candidates.of()) for each in chosen])
     return [(n, [each.chosen.id for each in probs]) for n, probs in found.take(deltas)]
 
 
@@ -53,5 +54,5 @@ def test_markers_have_no_place() -> None:
         chunk(0),
     ]
     for kinds, expected in ((ContentDelta, [6, 2]), (ReasoningDelta, [2])):
-        found = probs_of(WordVocab.pieces, chunks, kinds)
+        found = probs_of(chunks, kinds)
         assert [each.chosen.id for each in found] == expected

@@ -212,13 +212,12 @@ async def test_a_busy_slot_is_waited_for(tmp_path: Path) -> None:
 async def test_a_client_that_does_not_wait_erases_nothing(tmp_path: Path) -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_slots=1, n_ctx=2**17)
     async with scripted(tmp_path, backend, unread_tokens=8) as (_, service):
-        files = service.server.slots
         async with service.server.stream_complete("abc") as stream:
             await stream.__anext__()
             with trio.move_on_after(0.01) as scope:
-                await files.erase(0, "")
+                await service.server.erase_slot(0)
             assert scope.cancelled_caught
-        assert await files.erase(0, "") > 3
+        assert await service.server.erase_slot(0) > 3
 
 
 # -- errors
@@ -420,10 +419,10 @@ async def test_what_was_computed_with_an_adapter_is_used_with_it_alone(tmp_path:
     )
     async with Server(config) as server:
         with_it = await server.complete(PROMPT, max_tokens=4, temperature=0.0, id_slot=0)
-        await server.slots.save(0, "with", "")
-        await server.slots.erase(0, "")
+        await server.save_slot(0, "with")
+        await server.erase_slot(0)
         server.adapters.scales.set({})
-        await server.slots.restore(0, "with", "")
+        await server.restore_slot(0, "with")
         without = await server.complete(PROMPT, max_tokens=4, temperature=0.0)
         assert without.finished.timings.cache_n == 0
         again = await server.complete(PROMPT, max_tokens=4, temperature=0.0, lora=((0, 1.0),))

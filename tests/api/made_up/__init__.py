@@ -53,11 +53,11 @@ async def chat(request: Question, caller: Caller, models: Models) -> Reply:
     """Answer a question."""
     if request.question is None:
         raise InvalidRequestError("There is no question.", param="question")
-    server = models.use(request.engine, caller)
+    server = await models.use(request.engine, caller)
     await caller.keep_awake(server)
     messages = [{"role": "user", "content": request.question}]
     opened = server.stream_chats(
-        messages, await server.params({}), ChatParams(), context=caller.counted(server)
+        messages, await server.params({}), ChatParams(), context=await caller.counted(server)
     )
     async with opened as (stream,):
         answer = (await stream.read()).message.content

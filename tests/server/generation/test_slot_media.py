@@ -33,7 +33,7 @@ async def serving(
 ) -> AsyncIterator[tuple[Server, SlotFiles]]:
     config = {**write_pair(folder, kind).settings, **EXACT, "ctx_size": 1024, **settings}
     async with Server(Config(threads=1, slot_save_path=str(files), **config)) as server:
-        yield server, server.slots
+        yield server, server.lifecycle.services.slots
 
 
 def picture(seed: int, width: int = 60, height: int = 60) -> Image:

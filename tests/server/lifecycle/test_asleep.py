@@ -34,12 +34,8 @@ async def test_what_is_known_while_it_sleeps() -> None:
         assert server.model.vocab.n_tokens == before.vocab.n_tokens
         assert (await server.params({"temperature": 0.5})).sampling.temperature == 0.5
         server.lifecycle.check_ready()
-        for look in (
-            lambda: server.text([1]),
-            lambda: server.slots,
-        ):
-            with pytest.raises(ServerSleepingError):
-                look()
+        with pytest.raises(ServerSleepingError):
+            await server.erase_slot(0)
         for call in (server.model.vocab.tokenize, server.model.vocab.detokenize):
             with pytest.raises(ServerSleepingError):
                 call("a")  # type: ignore[operator]

@@ -71,7 +71,7 @@ async def test_drain_lets_running_requests_finish(autojump_clock: MockClock) -> 
 
 async def test_slot_files_do_not_wait_for_an_engine_that_has_stopped(tmp_path: Path) -> None:
     async with serve(slot_save_path=str(tmp_path)) as server:
-        slots = server.slots
+        slots = server.lifecycle.services.slots
     with pytest.RaisesGroup(ServerClosingError):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(slots.save, 0, "file", "")

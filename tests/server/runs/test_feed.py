@@ -106,7 +106,8 @@ class Bytes:
         await trio.lowlevel.checkpoint()
         return tuple(prompt.encode())
 
-    def text(self, tokens: tuple[int, ...]) -> str:
+    async def detokenize(self, tokens: tuple[int, ...]) -> str:
+        await trio.lowlevel.checkpoint()
         return bytes(tokens).decode(errors="replace")
 
 

@@ -85,7 +85,7 @@ async def transcript_of(server: Server, source: MediaSource, **params: Any) -> T
 
 def opened(server: Server, source: MediaSource, **params: Any) -> Any:
     context = params.pop("context", RequestContext())
-    return server.transcriptions.stream(source, TranscriptionParams(**params), context)
+    return server.transcribing(source, TranscriptionParams(**params), context)
 
 
 async def test_a_short_recording_is_one_chat() -> None:

@@ -301,7 +301,7 @@ async def test_a_transcript_ends() -> None:
     config = Config(transcription_model="tiny")
     source = MediaSource(kind="audio", data=wav_file(1.0), param="file")
     async with Server(config, load=scripted(ScriptedBackend())) as server:
-        opened = server.transcriptions.stream(source, TranscriptionParams(), RequestContext())
+        opened = server.transcribing(source, TranscriptionParams(), RequestContext())
         async with opened as stream:
             events = [event async for event in stream]
     assert isinstance(events[-1], Summary)
@@ -336,7 +336,7 @@ async def test_recordings_are_counted_and_logged() -> None:
             with pytest.raises(InvalidRequestError):
                 await server.transcribe(b"no sound")  # refused, so nothing has begun
             source = MediaSource(kind="audio", data=wav)
-            opened = server.transcriptions.stream(
+            opened = server.transcribing(
                 source, TranscriptionParams(prompt="hang"), RequestContext()
             )
             async with opened as stream:

@@ -356,7 +356,7 @@ async def messages(request: MessagesRequest, caller: Caller, models: Models) -> 
 @gives(InputTokens)
 async def count_tokens(request: CountTokensRequest, caller: Caller, models: Models) -> Reply:
     """Count the tokens of a prompt, without generating."""
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     await caller.keep_awake(server)
     n_tokens = len(await server.chat_prompt(request.messages, request.chat_params))
     return json(InputTokens(n_tokens))

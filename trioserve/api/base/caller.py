@@ -7,7 +7,6 @@ import re
 import secrets
 from collections.abc import Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
-from functools import partial
 from typing import Any, TypeVar
 
 import attrs
@@ -19,10 +18,10 @@ from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.readers import seconds
 from trioserve.config.keys import Key, check_model
 from trioserve.errors import InvalidRequestError, PermissionDeniedError
-from trioserve.server import Server
 from trioserve.server.context import ANYONE, RequestContext
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.limits.rates import Remaining
+from trioserve.server.model_server import ModelServer
 from trioserve.types import CancelReason
 
 _T = TypeVar("_T")
@@ -90,7 +89,7 @@ class Caller:
         """Enter such a block that needs no event loop."""
         return self.resources.enter_context(manager)
 
-    async def keep_awake(self, server: Server, context: RequestContext = ANYONE) -> None:
+    async def keep_awake(self, server: ModelServer, context: RequestContext = ANYONE) -> None:
         """Keep the model of a server loaded until the answer is sent; see `Server.loaded`."""
         await self.open(server.loaded(context))
 
@@ -120,8 +119,8 @@ class Caller:
             **more,
         )
 
-    def counted(
-        self, server: Server, timeout: float | None = None, keep_alive: float | None = None
+    async def counted(
+        self, server: ModelServer, timeout: float | None = None, keep_alive: float | None = None
     ) -> RequestContext:
         """Count the request for the rate limits, and make its context.
 
@@ -135,9 +134,10 @@ class Caller:
             RateLimitError: the client has used up its requests for this minute.
         """
         client = self.api_key or self.address
-        if (limits := server.resources.rate_limits) is not None:
-            self.limits_left = partial(limits.remaining, client)
-            limits.admit(client)
+        counted = await server.count_request(client)
+        self.limits_left = counted.left
+        if counted.error is not None:
+            raise counted.error
         return self.context(timeout, limited_as=client, keep_alive=keep_alive)
 
     # -- what its key may do. Without keys, every client may do everything

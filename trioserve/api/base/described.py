@@ -17,7 +17,7 @@ from trioserve.chat.markers import media_marker
 from trioserve.config import Config
 from trioserve.config.extras import has_extra
 from trioserve.models import introduction
-from trioserve.server import Server
+from trioserve.server.model_server import ModelServer
 from trioserve.server.runs.params import that_fit
 
 
@@ -147,7 +147,7 @@ def _as_llama_server(model: Mapping[str, Any]) -> dict[str, Any]:
 # -- the model of a server
 
 
-def of_server(server: Server) -> Model:
+def of_server(server: ModelServer) -> Model:
     """Describe the model of a server."""
     info = server.model.info
     return Model(
@@ -160,14 +160,14 @@ def of_server(server: Server) -> Model:
     )
 
 
-def adapters_of(server: Server) -> Iterable[Model]:
+def adapters_of(server: ModelServer) -> Iterable[Model]:
     """Describe the LoRA adapters that requests can name, which follow the model, as in vLLM."""
     base = server.model.info
     for name, path in server.adapters.paths.items():
         yield Model(**names(name, base.modified), root=path, parent=base.name)
 
 
-def _guidance(server: Server) -> dict[str, Any]:
+def _guidance(server: ModelServer) -> dict[str, Any]:
     return {
         **introduction(Path(server.model.info.path)),
         "has_chat_template": server.model.has_chat_template,
@@ -193,7 +193,7 @@ def _common(config: Config) -> dict[str, Any]:
     }
 
 
-def properties_of(server: Server) -> dict[str, Any]:
+def properties_of(server: ModelServer) -> dict[str, Any]:
     """Describe a server, its model, and the defaults of requests."""
     model, config = server.model, server.config
     info, modalities = model.info, model.modalities
@@ -218,7 +218,7 @@ def properties_of(server: Server) -> dict[str, Any]:
         "chat_template_caps": model.template.capabilities.as_flags(),
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
-        "is_sleeping": server.lifecycle.sleeping,
+        "is_sleeping": server.sleeping,
         **_guidance(server),
         **_common(config),
     }

@@ -23,12 +23,12 @@ from trioserve.fair_limiter import offload
 from trioserve.server import RequestContext
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.generation.text import check_copies
+from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.infill import Gap, missing_tokens
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike
 from trioserve.server.runs.params import tools_of
 from trioserve.server.runs.run import AgentRun
-from trioserve.server.server import Server
 from trioserve.server.stream import ChatStream, Stream
 from trioserve.tools.registry import select
 from trioserve.tools.tool import Tool
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 async def admit(
     request: GenerationRequest, caller: Caller, models: Models
-) -> tuple[Server, GenerationParams, RequestContext]:
+) -> tuple[ModelServer, GenerationParams, RequestContext]:
     """Find the server of a request, and make its parameters and its context.
 
     The server is awake until the request has been answered.
@@ -52,7 +52,7 @@ async def admit(
         RateLimitError: the client has no request left in this minute.
         TrioServeError: there is no server.
     """
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     if request.n_copies != request.n:
         check_copies(request.n_copies, server.model.n_slots, param="best_of")
     given, limit = request.given_params(), server.config.max_logprobs
@@ -68,7 +68,7 @@ async def admit(
             "prompt_logprobs", f"must be at most {limit}, which --max-logprobs sets."
         )
     # First, so that an invalid request neither counts nor wakes the model.
-    context = caller.counted(server, request.timeout, request.keep_alive)
+    context = await caller.counted(server, request.timeout, request.keep_alive)
     params = await server.params(given, n=request.n_copies, context=context)
     await caller.keep_awake(server, context)
     adapter = server.adapters.named(request.model) if server.adapters.possible else None
@@ -81,7 +81,7 @@ async def admit(
 
 
 async def gap_prompt(
-    server: Server, prefix: AnyPrompt, suffix: str, params: GenerationParams
+    server: ModelServer, prefix: AnyPrompt, suffix: str, params: GenerationParams
 ) -> PromptLike:
     """Make the prompt that fills the gap between two texts, for a field that is called `suffix`.
 
@@ -95,11 +95,11 @@ async def gap_prompt(
             "suffix", f"needs a model that fills gaps, and this one does not: {missing}."
         )
     gap = Gap(prefix=prefix, suffix=suffix)
-    return await server.infill.prompt_for(gap, params.max_tokens)
+    return await server.prompt_for(gap, params.max_tokens)
 
 
 def pings_of(
-    server: Server, request: GenerationRequest, mailboxes: Sequence[Mailbox]
+    server: ModelServer, request: GenerationRequest, mailboxes: Sequence[Mailbox]
 ) -> reply.Pings:
     """Say what is sent of a request while its streams, which have these mailboxes, are silent."""
     interval = request.sse_ping_interval
@@ -114,7 +114,7 @@ def pings_of(
 
 
 async def stream_reply(
-    server: Server,
+    server: ModelServer,
     request: GenerationRequest,
     caller: Caller,
     streams: Sequence[Stream | ChatStream],
@@ -133,7 +133,7 @@ async def stream_reply(
 
 async def counted_tokens(request: ChatRequest, caller: Caller, models: Models) -> reply.Json:
     """Answer with the number of tokens in the prompt of a chat."""
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     await caller.keep_awake(server)
     chat = request.chat_params
     if request.run_tools is not None:
@@ -147,7 +147,7 @@ async def counted_tokens(request: ChatRequest, caller: Caller, models: Models) -
 _FEW_PAIRS = 256
 
 
-async def tools_to_run(server: Server, asked: RunToolsOptions) -> Sequence[Tool]:
+async def tools_to_run(server: ModelServer, asked: RunToolsOptions) -> Sequence[Tool]:
     """The tools that a request has the server run.
 
     Raises:

@@ -15,7 +15,7 @@ from trioserve.api.base.reply import Reply
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.concurrency import Feed
 from trioserve.config import Config
-from trioserve.server import Server
+from trioserve.server.model_server import ModelServer
 from trioserve.types import GenerationParams, Modalities
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Models(ABC):
     responses: Responses
 
     @abstractmethod
-    def use(self, name: str | None, caller: Caller) -> Server:
+    async def use(self, name: str | None, caller: Caller) -> ModelServer:
         """Find the server of a model that a request is to use; None: it does not say. It may
         sleep.
         """

@@ -15,7 +15,7 @@ from trioserve.api.base.answers import Answer
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.scores import TokenProbs
 from trioserve.api.base.settings import generation_settings
-from trioserve.server.server import Server
+from trioserve.server.model_server import ModelServer
 from trioserve.types import Finished, GenerationParams, Prompt, TokenId
 
 #: The build that made a response, for `system_fingerprint` and `build_info`. Clients of
@@ -31,7 +31,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(16)}"
 
 
-def name_of(server: Server, request: GenerationRequest, params: GenerationParams) -> str:
+def name_of(server: ModelServer, request: GenerationRequest, params: GenerationParams) -> str:
     """The name that an answer gives for its model: that of its adapter, if the request names one.
 
     The server is awake.
@@ -170,15 +170,24 @@ class OutputWriter:
     """
 
     def __init__(
-        self, server: Server, request: GenerationRequest, params: GenerationParams
+        self, server: ModelServer, request: GenerationRequest, params: GenerationParams
     ) -> None:
         self.model = name_of(server, request, params)
-        #: The bytes of each token.
-        self.pieces = server.model.vocab.pieces
-        self.text = server.text
+        self._texts: list[tuple[Prompt | Sequence[TokenId], str]] = []
         self._server, self._request, self._params = server, request, params
         wanted = request.verbose
         self._is_verbose = server.config.log_level == "debug" if wanted is None else wanted
+
+    async def read(self, *texts: Prompt | Sequence[TokenId], anyway: bool = False) -> None:
+        """Get texts that `verbose` writes, or `anyway`."""
+        if anyway or self._is_verbose:
+            for each in texts:
+                if each and self.text(each) is None:
+                    self._texts.append((each, await self._server.detokenize(each)))
+
+    def text(self, tokens: Prompt | Sequence[TokenId]) -> str | None:
+        """The text of some tokens, if it was read."""
+        return next((text for each, text in self._texts if each is tokens), None)
 
     def whole(
         self,
@@ -207,7 +216,7 @@ class OutputWriter:
                 end_of_generation=server.model.vocab.end_of_generation,
                 draft_types=server.config.draft_types,
             ),
-            prompt=self.text(prompt),
+            prompt=self.text(prompt) or "",
             has_new_line="\n" in text,
             truncated=finished.truncated,
             stop_type=finished.reason.value,
@@ -223,5 +232,5 @@ class OutputWriter:
         """Write the field, or nothing; of a whole answer with its tokens."""
         if not self._is_verbose:
             return {}
-        text = self.text(tokens) if tokens else ""
+        text = self.text(tokens) or ""
         return {VERBOSE: self.whole(index, prompt, finished, text=text, tokens=tokens)}

@@ -16,8 +16,8 @@ from trioserve.api.base.fields import RequestBody, field
 from trioserve.api.base.sse import LazyList
 from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server.generation.embeddings import Array, Embeddings
+from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.text import PromptLike
-from trioserve.server.server import Server
 from trioserve.types import TokenId
 
 
@@ -30,13 +30,13 @@ class PooledRequest(RequestBody):
     timeout: float | None = field(read=readers.seconds, default=None)
     keep_alive: float | None = field(read=readers.keep_alive, default=None)
 
-    def counted(self, server: Server, caller: Caller) -> dict[str, Any]:
+    async def counted(self, server: ModelServer, caller: Caller) -> dict[str, Any]:
         """Count the request for the rate limits; gives what the server takes with its texts."""
-        context = caller.counted(server, self.timeout, self.keep_alive)
+        context = await caller.counted(server, self.timeout, self.keep_alive)
         return {"priority": self.priority, "context": context}
 
 
-def check_pools(server: Server) -> None:
+def check_pools(server: ModelServer) -> None:
     """Check that a server makes a vector of each text.
 
     Raises:
@@ -98,7 +98,7 @@ def ranks_of(
 
 
 async def embed_cut(
-    server: Server,
+    server: ModelServer,
     texts: Sequence[str],
     embed: Callable[[Sequence[PromptLike]], Awaitable[Embeddings]],
     *,
@@ -127,7 +127,9 @@ async def embed_cut(
     return None
 
 
-async def _cut(server: Server, text: str, limit: int, *, keeps_end: bool) -> tuple[TokenId, ...]:
+async def _cut(
+    server: ModelServer, text: str, limit: int, *, keeps_end: bool
+) -> tuple[TokenId, ...]:
     """Cut a text that has too many tokens. What begins and ends every text stays there."""
     tokens = await server.tokenize(text, param="input")
     if len(tokens) <= limit:

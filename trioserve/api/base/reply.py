@@ -361,11 +361,14 @@ class Stream(Ending, Generic[_E]):
                     await self._take_first(tells_start=True)
             while running:
                 index, event = first.pop(0) if first else await self.source.next()
+                is_last = isinstance(event, Finished | RunEnded | Summary)
+                if is_last:
+                    await writer.settle(event)
                 if _is_long(event):
                     data = await trio.to_thread.run_sync(writer.encode, index, event)
                 else:
                     data = writer.encode(index, event)
-                if isinstance(event, Finished | RunEnded | Summary):
+                if is_last:
                     running -= 1
                     data += b"" if running else writer.end()
                 if running and data:

@@ -23,7 +23,7 @@ from trioserve.api.base.request_schemas import of_fields
 from trioserve.api.base.vendors import Vendor, vendor_of
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError
-from trioserve.server import Server
+from trioserve.server.model_server import ModelServer
 
 #: The parameters in a URL.
 Query: TypeAlias = Mapping[str, str]
@@ -107,7 +107,7 @@ class Route:
     manages: bool = _told("manages", False)
     _reads: Callable[[bytes], Any] | None = _told("reads")
     _check_first: Callable[[Any], object] | None = _told("check_first")
-    _check_kind: Callable[[Server], object] | None = _told("check_kind")
+    _check_kind: Callable[[ModelServer], object] | None = _told("check_kind")
 
     @cached_property
     def vendor(self) -> Vendor:
@@ -172,7 +172,7 @@ class Route:
         if self._check_kind is not None:
             # That the model is of another kind comes before whatever else is wrong.
             name = fields.get("model")
-            self._check_kind(models.use(name if isinstance(name, str) else None, caller))
+            self._check_kind(await models.use(name if isinstance(name, str) else None, caller))
         self._adapt(fields, models.config)
         return await incoming.aside(partial(takes.parse, fields, **more))
 
@@ -265,6 +265,6 @@ def only_if(check: Callable[[Any], object]) -> Callable[[_Handler], _Handler]:
     return tells(check_first=check)
 
 
-def of_kind(check: Callable[[Server], object]) -> Callable[[_Handler], _Handler]:
+def of_kind(check: Callable[[ModelServer], object]) -> Callable[[_Handler], _Handler]:
     """Tell of a handler that its model is of a kind, which a function checks."""
     return tells(check_kind=check)

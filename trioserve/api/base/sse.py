@@ -122,6 +122,9 @@ class EventWriter(ABC, Generic[_Told]):
     def encode(self, index: int, event: _Told) -> bytes:
         """Write an event of stream number `index`; empty if there is nothing to send."""
 
+    async def settle(self, event: _Told) -> None:
+        """Get what is needed to write the last event of a stream."""
+
     def end(self) -> bytes:
         """Write what follows the last event of all streams."""
         return b""

@@ -15,7 +15,7 @@ import attrs
 
 from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallStart
 from trioserve.server.stream import ChatChunk, Completion
-from trioserve.types import TokenId, TokenProbs
+from trioserve.types import TokenProbs
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -37,23 +37,20 @@ class TokensOfText:
     depend on how the output is split.
     """
 
-    _pieces: Sequence[bytes]  # the bytes of each token of the vocabulary
-
     def __attrs_post_init__(self) -> None:
         self._decoder = _Utf8Decoder(errors="replace")
         self._text = ""  # of the tokens in `_held`
         self._held: deque[_Held] = deque()
         self._partial = _Held(0, 0, [])  # tokens that end within a character
 
-    def add(self, tokens: Sequence[TokenId], probs: Sequence[TokenProbs]) -> None:
-        """Add the next tokens, with their candidates if requested."""
-        for i, token in enumerate(tokens):
-            piece = self._pieces[token]
-            if not piece:
+    def add(self, probs: Sequence[TokenProbs]) -> None:
+        """Add the next tokens, with their candidates."""
+        for one in probs:
+            if not one.chosen.piece:
                 continue  # a control token, which has no text
-            text = self._decoder.decode(piece)
+            text = self._decoder.decode(one.chosen.piece)
             self._partial.n += 1
-            self._partial.probs += probs[i : i + 1]
+            self._partial.probs.append(one)
             if text:
                 self._partial.n_chars = len(text)
                 self._held.append(self._partial)
@@ -62,7 +59,7 @@ class TokensOfText:
 
     def match(self, event: ChatChunk) -> Iterator[tuple[Delta, int, list[TokenProbs]]]:
         """Add the tokens of an event; gives each of its deltas as `take` does."""
-        self.add(event.tokens, event.probs)
+        self.add(event.probs)
         for delta, (n, probs) in zip(event.deltas, self.take(event.deltas), strict=True):
             yield delta, n, probs
 
@@ -112,19 +109,18 @@ class TokensOfText:
 
 
 def probs_of(
-    pieces: Sequence[bytes],
     chunks: Iterable[ChatChunk],
     kinds: type[Delta] | tuple[type[Delta], ...] = ContentDelta,
 ) -> list[TokenProbs]:
     """Collect the candidates for the tokens of a message's deltas of some kinds."""
-    tokens = TokensOfText(pieces)
+    tokens = TokensOfText()
     matched = (each for chunk in chunks for each in tokens.match(chunk))
     return [one for delta, _, probs in matched if isinstance(delta, kinds) for one in probs]
 
 
-def probs_of_text(pieces: Sequence[bytes], output: Completion) -> list[TokenProbs]:
+def probs_of_text(output: Completion) -> list[TokenProbs]:
     """The candidates for the tokens of a text, without those of a stop string after it."""
-    tokens = TokensOfText(pieces)
-    tokens.add(output.tokens, output.probs)
+    tokens = TokensOfText()
+    tokens.add(output.probs)
     ((_, probs),) = tokens.take([ContentDelta(output.text)])
     return probs

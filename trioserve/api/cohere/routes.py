@@ -44,8 +44,8 @@ from trioserve.api.base.routes import Routes, of_kind
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.server.generation.embeddings import Array, Embeddings
+from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.text import AnyPrompt
-from trioserve.server.server import Server
 from trioserve.types import GenerationParams, place_of
 
 routes = Routes(of_model=True)
@@ -118,12 +118,12 @@ class CohereRanking(Answer):
 @gives(CohereRanking)
 async def rerank(request: CohereRerankRequest, caller: Caller, models: Models) -> Reply:
     """Score how well documents fit a query, from 0 to 1."""
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     ranking = await server.rerank(
         request.query,
         request.documents,
         most=request.max_tokens_per_doc,
-        **request.counted(server, caller),
+        **(await request.counted(server, caller)),
     )
     best, shown = ranking.best(request.top_n), request.documents if request.return_documents else ()
     ranks = ranks_of(best, ranking.shares, shown or None)
@@ -235,7 +235,7 @@ class CohereEmbeddings(Answer, kw_only=True):
 @gives(CohereEmbeddings)
 async def embed(request: CohereEmbedRequest, caller: Caller, models: Models) -> Reply:
     """Make a vector of each text, image, or mix of both; texts that are too long are cut."""
-    done = await _embed(models.use(request.model, caller), request, caller)
+    done = await _embed(await models.use(request.model, caller), request, caller)
     types = request.embedding_types
     return long_json(
         lambda: CohereEmbeddings(
@@ -250,7 +250,7 @@ async def embed(request: CohereEmbedRequest, caller: Caller, models: Models) -> 
     )
 
 
-async def _check_lengths(server: Server, texts: Sequence[str], limit: int) -> None:
+async def _check_lengths(server: ModelServer, texts: Sequence[str], limit: int) -> None:
     for index, text in enumerate(texts):
         n_tokens = len(await server.tokenize(text, param="texts"))
         if n_tokens > limit:
@@ -264,9 +264,9 @@ async def _check_lengths(server: Server, texts: Sequence[str], limit: int) -> No
             )
 
 
-async def _embed(server: Server, request: CohereEmbedRequest, caller: Caller) -> Embeddings:
+async def _embed(server: ModelServer, request: CohereEmbedRequest, caller: Caller) -> Embeddings:
     name, inputs = request.given
-    counted = request.counted(server, caller)
+    counted = await request.counted(server, caller)
 
     def make(inputs: Sequence[AnyPrompt]) -> Awaitable[Embeddings]:
         return server.embed(inputs, dimensions=request.output_dimension, **counted)

@@ -39,7 +39,7 @@ class Adapter(Answer):
 @gives(list[Adapter])
 async def list_adapters(query: Query, caller: Caller, models: Models) -> Reply:
     """List the adapters that are loaded, each with its default scale."""
-    server = models.use(query.get("model"), caller)
+    server = await models.use(query.get("model"), caller)
     await caller.keep_awake(server)
     adapters = server.adapters.scales
     found = ((name, id_, adapters.infos[id_]) for name, id_ in adapters.ids.items())
@@ -68,9 +68,9 @@ async def set_scales(scales: Scales, caller: Caller, models: Models) -> Reply:
 
     Requests that run or wait already keep theirs.
     """
-    server = models.use(None, caller)
+    server = await models.use(None, caller)
     await caller.keep_awake(server)
-    server.adapters.scales.set(dict(scales))
+    await server.adapters.set(dict(scales))
     return json(Success(True))
 
 
@@ -99,8 +99,9 @@ class UnloadAdapterRequest(RequestBody):
 @gives(str, "text/plain")
 async def load_adapter(request: LoadAdapterRequest, caller: Caller, models: Models) -> Reply:
     """Load an adapter from the folder of ``--lora-dir``, while requests run."""
-    name, path, server = request.lora_name, request.lora_path, models.use(None, caller)
-    await server.adapters.load(name, path, context=caller.counted(server))
+    name, path = request.lora_name, request.lora_path
+    server = await models.use(None, caller)
+    await server.adapters.load(name, path, context=await caller.counted(server))
     return _done(f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -110,8 +111,8 @@ async def load_adapter(request: LoadAdapterRequest, caller: Caller, models: Mode
 @gives(str, "text/plain")
 async def unload_adapter(request: UnloadAdapterRequest, caller: Caller, models: Models) -> Reply:
     """Free an adapter that was loaded while the server ran, unless a request uses it."""
-    name, server = request.lora_name, models.use(None, caller)
-    await server.adapters.unload(name, context=caller.counted(server))
+    name, server = request.lora_name, await models.use(None, caller)
+    await server.adapters.unload(name, context=await caller.counted(server))
     return _done(f"Success: LoRA adapter '{name}' removed successfully.")
 
 

@@ -60,7 +60,7 @@ async def props(query: Query, caller: Caller, models: Models) -> Reply:
 @gives(Success)
 async def set_props(query: Query, caller: Caller, models: Models) -> Reply:
     """Say yes and change nothing, as llama-server does: there is no property to change yet."""
-    if not models.use(query.get("model"), caller).config.props_endpoint:
+    if not (await models.use(query.get("model"), caller)).config.props_endpoint:
         raise NotSupportedError(
             "This server does not support changing global properties. Start it with `--props`"
         )

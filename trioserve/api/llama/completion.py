@@ -37,9 +37,9 @@ from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
 from trioserve.server.generation.text import copies_of
+from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.infill import File, Gap, check_infill
 from trioserve.server.prompts.text import AnyPrompt
-from trioserve.server.server import Server
 from trioserve.server.stream import Completion, read_all
 from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt, TokenId, TokenProbs
 
@@ -189,28 +189,21 @@ class Tokens(Answer):
 @gives(Tokens)
 async def tokenize(request: TokenizeRequest, caller: Caller, models: Models) -> Reply:
     """Turn text into token ids, or check ids."""
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     await caller.keep_awake(server)
     prompt = await _prompt(server, request)
-    names = server.model.vocab.names
-
-    def with_piece(token: TokenId) -> _Piece:
-        return _Piece(token, _text_or_bytes(names[token]))
-
-    def name(token: TokenId) -> str:
-        return names[token].decode(errors="replace")
-
     tokens = prompt.tokens
-    written = Tokens(sse.LazyList(with_piece, tokens) if request.with_pieces else tokens)
+    n_texts = request.with_pieces + request.return_token_strs
+    named = [*zip(tokens, await server.names_of(tokens), strict=True)] if n_texts else []
+    written = Tokens(sse.LazyList(_with_piece, named) if request.with_pieces else tokens)
     if request.is_vllm:
         written.count, written.max_model_len = len(prompt), server.model.n_ctx_seq
     if request.return_token_strs:
-        written.token_strs = sse.LazyList(name, tokens)
-    n_texts = request.with_pieces + request.return_token_strs
+        written.token_strs = sse.LazyList(_name, named)
     return long_json(lambda: written, (1 + 32 * n_texts) * len(tokens))
 
 
-async def _prompt(server: Server, request: TokenizeRequest) -> Prompt:
+async def _prompt(server: ModelServer, request: TokenizeRequest) -> Prompt:
     if request.chat is not None:
         return await server.chat_prompt(request.chat.messages, request.chat.chat_params)
     is_vllm = request.prompt is not None
@@ -224,11 +217,16 @@ async def _prompt(server: Server, request: TokenizeRequest) -> Prompt:
     )
 
 
-def _text_or_bytes(piece: bytes) -> str | list[int]:
+def _with_piece(named: tuple[TokenId, bytes]) -> _Piece:
+    token, name = named
     try:
-        return piece.decode()
+        return _Piece(token, name.decode())
     except UnicodeDecodeError:
-        return list(piece)
+        return _Piece(token, list(name))
+
+
+def _name(named: tuple[TokenId, bytes]) -> str:
+    return named[1].decode(errors="replace")
 
 
 class Content(Answer):
@@ -249,14 +247,10 @@ class PromptOfChat(Answer):
 @gives(Content)
 async def detokenize(request: DetokenizeRequest, caller: Caller, models: Models) -> Reply:
     """Turn token ids into text."""
-    server, tokens = models.use(request.model, caller), request.tokens
-    await caller.keep_awake(server)
+    server = await models.use(request.model, caller)
 
-    def written() -> Content:
-        text = server.text(tokens)
-        return Content(text, text)
-
-    return long_json(written, len(tokens))
+    text = await server.detokenize(request.tokens)
+    return long_json(lambda: Content(text, text), len(text) // 16)
 
 
 @routes.post("/apply-template")
@@ -264,7 +258,7 @@ async def detokenize(request: DetokenizeRequest, caller: Caller, models: Models)
 @gives(PromptOfChat)
 async def apply_template(request: TemplateRequest, caller: Caller, models: Models) -> Reply:
     """Render a chat, and do no more."""
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     await caller.keep_awake(server)
     prompt = await server.render(request.messages, request.chat_params)
     return long_json(lambda: PromptOfChat(prompt), len(prompt) // 32)
@@ -283,7 +277,7 @@ async def completion(request: LlamaCompletionRequest, caller: Caller, models: Mo
 
 
 async def _answer(
-    server: Server,
+    server: ModelServer,
     request: LlamaRequest,
     caller: Caller,
     prompts: Sequence[AnyPrompt],
@@ -300,12 +294,16 @@ async def _answer(
     opened = server.stream_all(prompts, params, n=n, context=context)
     if not request.stream:
         completions = await read_all(opened)
+        written = [
+            LlamaOutput(server, request, i, done.prompt, copies[i])
+            for i, done in enumerate(completions)
+        ]
+        for each in written:
+            await each.settle()
 
         def write() -> Any:
-            results = [
-                LlamaOutput(server, request, i, done.prompt, copies[i]).whole(done)
-                for i, done in enumerate(completions)
-            ]
+            pairs = zip(written, completions, strict=True)
+            results = [one.whole(done) for one, done in pairs]
             return results[0] if len(results) == 1 else results
 
         return long_json(write, size_of_outputs(completions))
@@ -322,7 +320,7 @@ class LlamaOutput:
 
     def __init__(
         self,
-        server: Server,
+        server: ModelServer,
         request: LlamaRequest,
         index: int,
         prompt: Prompt,
@@ -333,6 +331,10 @@ class LlamaOutput:
         self._index, self._prompt = index, prompt
         self._has_new_line = False
         self._timings = LiveTimings(len(prompt), request)
+
+    async def settle(self) -> None:
+        """Get the text of the prompt."""
+        await self._writer.read(self._prompt, anyway=True)
 
     def whole(self, done: Completion) -> Output | dict[str, Any]:
         """Write an output that has ended."""
@@ -406,6 +408,11 @@ class LlamaEvents(sse.EventWriter[sse.Event]):
     def __init__(self, outputs: Sequence[LlamaOutput]) -> None:
         self._outputs = outputs
 
+    async def settle(self, event: sse.Event) -> None:
+        """Get the texts of the prompts."""
+        for each in self._outputs:
+            await each.settle()
+
     def encode(self, index: int, event: sse.Event) -> bytes:
         """Write an event of one output."""
         assert isinstance(event, Progress | Chunk | Finished)
@@ -429,7 +436,7 @@ async def fill(request: InfillRequest, caller: Caller, models: Models) -> Reply:
         extra=request.input_extra,
         beginning=request.prompt,
     )
-    prompt = await server.infill.prompt_for(gap, params.max_tokens)
+    prompt = await server.prompt_for(gap, params.max_tokens)
     return await _answer(server, request, caller, [prompt], params, context)
 
 

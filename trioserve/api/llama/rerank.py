@@ -121,14 +121,14 @@ class _Scored(Answer):
 @gives(Ranking | list[_Scored])
 async def rerank(request: RerankRequest, caller: Caller, models: Models) -> Reply:
     """Score how well documents fit a query."""
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     given = request.documents or request.texts or ()
     with naming({"documents": "documents" if request.texts is None else "texts"}):
         ranking = await server.rerank(
             request.query,
             given,
             most=request.max_tokens_per_doc,
-            **request.counted(server, caller),
+            **(await request.counted(server, caller)),
         )
     repeats = request.return_documents or request.return_text
     size = 32 * len(given) + repeats * sum(map(len, given)) // 32

@@ -17,7 +17,9 @@ from trioserve.api.base.routes import Query, Routes, manages
 from trioserve.api.base.settings import generation_settings
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
-from trioserve.server import Server
+from trioserve.server.generation.requests import cache_owner
+from trioserve.server.generation.slots import check_slot_files
+from trioserve.server.model_server import ModelServer
 from trioserve.types import SlotStatus, WaitingStatus
 from trioserve.whole_numbers import whole_number
 
@@ -119,7 +121,7 @@ async def slots(query: Query, caller: Caller, models: Models) -> Reply:
     ``?queue=1``: an object with these slots, the requests that wait for one, and figures of the
     KV cache and of all requests so far.
     """
-    server = models.use(query.get("model"), caller)
+    server = await models.use(query.get("model"), caller)
     if not server.config.slots_endpoint:
         raise NotSupportedError(
             "This server does not support slots endpoint. Start it with `--slots`"
@@ -127,7 +129,8 @@ async def slots(query: Query, caller: Caller, models: Models) -> Reply:
     status = await server.status()
     if query.get("fail_on_no_slot") and all(s.task_id is not None for s in status.slots):
         raise UnavailableError("no slot available")
-    written = [_slot(slot, server, _owner(server, caller)) for slot in status.slots]
+    owner = cache_owner(server.config, caller.api_key)
+    written = [_slot(slot, server, owner) for slot in status.slots]
     if not query.get("queue"):
         return json(written)
     n = status.counters
@@ -154,12 +157,7 @@ def _waiting(one: WaitingStatus) -> _Waiting:
     )
 
 
-def _owner(server: Server, caller: Caller) -> str:
-    """The owner of the texts that a client may see; see `ServerResources.cache_root`."""
-    return server.resources.cache_owner(caller.api_key)
-
-
-def _slot(slot: SlotStatus, server: Server, owner: str) -> Slot:
+def _slot(slot: SlotStatus, server: ModelServer, owner: str) -> Slot:
     """Write a slot. An idle one still tells of its last request.
 
     Of a request of another owner it tells numbers alone.
@@ -220,27 +218,26 @@ async def act(
 
     A slot that runs is waited for.
     """
-    server = models.use(query.get("model"), caller)
+    server = await models.use(query.get("model"), caller)
     server.model.check_generates()
     await caller.keep_awake(server)
-    files = server.slots
-    files.check()
+    check_slot_files(server.config)
     if (slot_id := whole_number(id_slot)) is None:
         raise InvalidRequestError("Invalid slot ID", param="id_slot")
-    action, owner = query.get("action"), _owner(server, caller)
+    action, client = query.get("action"), caller.api_key
     if action == "erase":
-        return json(SlotAction(slot_id, n_erased=await files.erase(slot_id, owner)))
+        return json(SlotAction(slot_id, n_erased=await server.erase_slot(slot_id, client)))
     if action not in ("save", "restore"):
         raise InvalidRequestError("Invalid action", param="action")
     if (filename := request.filename) is None:
         raise InvalidRequestError.at("filename", "is required.")
     done = SlotAction(slot_id, filename)
     if action == "save":
-        moved = await files.save(slot_id, filename, owner)
+        moved = await server.save_slot(slot_id, filename, client)
         done.n_saved, done.n_written = moved.n_tokens, moved.n_bytes
         done.timings = _MoveTimings(save_ms=moved.ms)
     else:
-        moved = await files.restore(slot_id, filename, owner)
+        moved = await server.restore_slot(slot_id, filename, client)
         done.n_restored, done.n_read = moved.n_tokens, moved.n_bytes
         done.timings = _MoveTimings(restore_ms=moved.ms)
     return json(done)

@@ -204,10 +204,9 @@ class OllamaEvents(sse.EventWriter[sse.Event]):
 
     content_type = CONTENT_TYPE
 
-    def __init__(self, writer: Writer, pieces: Sequence[bytes] | None = None) -> None:
-        """Make it; `pieces` are the bytes of each token, where log probabilities are asked for."""
+    def __init__(self, writer: Writer, *, with_probs: bool = False) -> None:
         self._writer = writer
-        self._tokens = None if pieces is None else TokensOfText(pieces)
+        self._tokens = TokensOfText() if with_probs else None
         self._call: ToolCall | None = None  # that has begun
 
     def encode(self, index: int, event: sse.Event) -> bytes:

@@ -61,7 +61,7 @@ from trioserve.chat.messages import (
 from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError
 from trioserve.left_out import leave_out
-from trioserve.server.server import Server
+from trioserve.server.model_server import ModelServer
 from trioserve.types import Grammar
 
 # -- ``options``
@@ -387,7 +387,7 @@ class OllamaRequest(GenerationRequest):
         """The fields of `GenerationParams` and `SamplingParams` that the request sets."""
         return super().given_params() | self.options.params
 
-    def check(self, server: Server) -> None:
+    def check(self, server: ModelServer) -> None:
         """Refuse what the model or the server's configuration does not support.
 
         Raises:

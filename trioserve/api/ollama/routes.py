@@ -46,9 +46,8 @@ from trioserve.api.openapi import gives, takes
 from trioserve.chat.deltas import Message
 from trioserve.server import RequestContext
 from trioserve.server.generation.embeddings import Embeddings
-from trioserve.server.lifecycle.sleep import ServerState
+from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.text import PromptLike
-from trioserve.server.server import Server
 from trioserve.server.stream import ChatCompletion, ChatStream, Stream
 from trioserve.types import GenerationParams
 
@@ -81,7 +80,7 @@ def _waiting(kind: type[Part]) -> Waiting:
 @gives(OllamaChat)
 async def chat(request: OllamaChatRequest, caller: Caller, models: Models) -> Reply:
     """Answer a chat, as a stream or at once. Without messages: load the model, or unload it."""
-    request.check(models.use(request.model, caller))
+    request.check(await models.use(request.model, caller))
     if not request.messages:
         return await _loaded(request, caller, models, OllamaChat)
     server, params, context = await admit(request, caller, models)
@@ -98,7 +97,7 @@ async def chat(request: OllamaChatRequest, caller: Caller, models: Models) -> Re
 @gives(OllamaGenerated)
 async def generate(request: OllamaGenerateRequest, caller: Caller, models: Models) -> Reply:
     """Answer or continue a prompt, or fill the gap before a suffix. Without a prompt: as chat."""
-    request.check(models.use(request.model, caller))
+    request.check(await models.use(request.model, caller))
     if not (request.prompt or request.suffix or request.images):
         return await _loaded(request, caller, models, OllamaGenerated)
     server, params, context = await admit(request, caller, models)
@@ -108,7 +107,7 @@ async def generate(request: OllamaGenerateRequest, caller: Caller, models: Model
 
 
 async def _generated(
-    server: Server,
+    server: ModelServer,
     request: OllamaGenerateRequest,
     caller: Caller,
     params: GenerationParams,
@@ -131,13 +130,13 @@ async def _loaded(
     request: OllamaRequest, caller: Caller, models: Models, kind: type[Part]
 ) -> Reply:
     """Load the model without generating; with a `keep_alive` of 0, free its memory."""
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     server.model.check_generates()
     unload = request.keep_alive == 0
     if unload:
         caller.check_manages("unloading the model")
-    if not (unload and server.state is ServerState.SLEEPING):
-        context = caller.counted(server, request.timeout, request.keep_alive)
+    if not (unload and server.sleeping):
+        context = await caller.counted(server, request.timeout, request.keep_alive)
         await caller.keep_awake(server, context)
     writer = _writer(server.model.info.name, request, caller, kind)
     return json(writer.nothing("unload" if unload else "load"))
@@ -156,20 +155,19 @@ def _writer(model: str, request: OllamaRequest, caller: Caller, kind: type[Part]
 
 
 async def _answer(
-    server: Server,
+    server: ModelServer,
     request: OllamaRequest,
     caller: Caller,
     writer: Writer,
     stream: Stream | ChatStream,
 ) -> Reply:
     """Stream the answer, or send it whole."""
-    pieces = server.model.vocab.pieces
     if request.stream:
-        events = OllamaEvents(writer, pieces if request.logprobs else None)
+        events = OllamaEvents(writer, with_probs=request.logprobs)
         return await stream_reply(server, request, caller, [stream], events)
     done = await stream.read()
     if isinstance(done, ChatCompletion):
-        message, probs = done.message, probs_of(pieces, done.chunks, TEXT)
+        message, probs = done.message, probs_of(done.chunks, TEXT)
     else:
         message, probs = Message(done.text), [*done.probs]
     return long_json(lambda: writer.last(message, done.finished, probs), size_of_outputs([done]))
@@ -246,7 +244,7 @@ class OllamaEmbedding(Answer):
 @gives(OllamaEmbeddings)
 async def embed(request: OllamaEmbedRequest, caller: Caller, models: Models) -> Reply:
     """Make a vector of length 1 of each text; texts that are too long are cut."""
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     counted = await _ready(server, request, caller)
     ready = monotonic()
     arrived = ready - waited(caller)
@@ -274,7 +272,7 @@ async def embed(request: OllamaEmbedRequest, caller: Caller, models: Models) -> 
 @gives(OllamaEmbedding)
 async def embeddings(request: OllamaEmbeddingsRequest, caller: Caller, models: Models) -> Reply:
     """Make a vector of a text, with the length that the model gives it."""
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     counted = await _ready(server, request, caller)
     if not request.prompt:
         return json(OllamaEmbedding(()))
@@ -283,9 +281,9 @@ async def embeddings(request: OllamaEmbeddingsRequest, caller: Caller, models: M
     return long_json(lambda: OllamaEmbedding(numbers_of(vector)), len(vector))
 
 
-async def _ready(server: Server, request: _EmbeddingRequest, caller: Caller) -> dict[str, Any]:
+async def _ready(server: ModelServer, request: _EmbeddingRequest, caller: Caller) -> dict[str, Any]:
     """Load the model for a request; see `PooledRequest.counted`."""
     request.options.check(server.model.n_ctx_seq)
-    counted = request.counted(server, caller)
+    counted = await request.counted(server, caller)
     await caller.keep_awake(server, counted["context"])
     return counted

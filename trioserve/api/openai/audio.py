@@ -440,12 +440,12 @@ async def transcriptions(request: TranscriptionRequest, caller: Caller, models: 
 @gives(Transcript)
 async def translations(request: TranslationRequest, caller: Caller, models: Models) -> Reply:
     """Translate the speech in a recording to English."""
-    server = models.use(request.model, caller)
-    (await server.lifecycle.known_model()).check_transcribes()
-    context = caller.counted(server, request.timeout, request.keep_alive)
+    server = await models.use(request.model, caller)
+    (await server.known_model()).check_transcribes()
+    context = await caller.counted(server, request.timeout, request.keep_alive)
     await caller.keep_awake(server, context)
     source = MediaSource(kind="audio", data=request.file, param="file")
-    stream = await caller.open(server.transcriptions.stream(source, request.params, context))
+    stream = await caller.open(server.transcribing(source, request.params, context))
     if isinstance(request, TranscriptionRequest) and request.stream:
         writer = TranscriptEvents(with_logprobs=bool(request.include))
         events = reply.EventSource.of(stream.__anext__)

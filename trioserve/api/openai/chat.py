@@ -60,9 +60,9 @@ from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError
 from trioserve.server import RequestContext
 from trioserve.server.generation.text import best_of
+from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt
-from trioserve.server.server import Server
 from trioserve.server.stream import ChatCompletion as ReadChat, Completion as ReadText, read_all
 from trioserve.types import FinishReason, GenerationParams, Prompt
 
@@ -253,6 +253,7 @@ async def chat_completions(request: ChatRequest, caller: Caller, models: Models)
     writer = OutputWriter(server, request, params)
     if not request.stream:
         answers = await read_all(opened)
+        await writer.read(answers[0].prompt, answers[0].tokens)
         return long_json(
             lambda: whole_chat(writer, request, params, answers), size_of_outputs(answers)
         )
@@ -263,7 +264,7 @@ async def chat_completions(request: ChatRequest, caller: Caller, models: Models)
 
 
 async def _run_chat(
-    server: Server,
+    server: ModelServer,
     request: ChatRequest,
     caller: Caller,
     models: Models,
@@ -277,6 +278,7 @@ async def _run_chat(
         events = ChatEvents(request, params, writer)
         return await run_reply(server, request, caller, models, run, events, events.id)
     answer, chat = await read_run(run, caller)
+    await writer.read(chat.prompt, chat.tokens)
 
     def whole() -> ChatCompletion:
         written = whole_chat(writer, request, params, [chat])
@@ -301,7 +303,7 @@ def whole_chat(
         reason = finish_reason(answer.finished.reason, tool_calls=bool(answer.message.tool_calls))
         written = _ChatChoice(reason, index, message(answer.message, request.custom_tools), None)
         if params.n_probs:
-            probs = probs_of(writer.pieces, answer.chunks)
+            probs = probs_of(answer.chunks)
             written.logprobs = chat_logprobs(probs, request, params)
         return written
 
@@ -395,14 +397,26 @@ async def completions(request: CompletionRequest, caller: Caller, models: Models
     writer = OutputWriter(server, request, params)
     if not request.stream:
         outputs = await read_all(opened)
+        await writer.read(outputs[0].prompt, outputs[0].tokens)
+        await _read_echoes(writer, request, [each.prompt for each in outputs])
         return long_json(
             lambda: whole_completion(writer, request, params, outputs), size_of_outputs(outputs)
         )
     streams = await caller.open(opened)
     tokens = [stream.prompt for stream in streams]
+    await _read_echoes(writer, request, tokens)
     echoes = [_echo(writer, request, i // request.n_copies, each) for i, each in enumerate(tokens)]
     events = CompletionEvents(request, params, writer, tokens, echoes, request.n_top)
     return await stream_reply(server, request, caller, streams, events)
+
+
+async def _read_echoes(
+    writer: OutputWriter, request: CompletionRequest, prompts: Sequence[Prompt]
+) -> None:
+    """Get the texts of prompts that were given as tokens, if the answer begins with them."""
+    for index, prompt in enumerate(prompts):
+        if request.echo and not isinstance(request.prompts[index // request.n_copies], str):
+            await writer.read(prompt, anyway=True)
 
 
 def _echo(writer: OutputWriter, request: CompletionRequest, index: int, prompt: Prompt) -> str:
@@ -410,7 +424,7 @@ def _echo(writer: OutputWriter, request: CompletionRequest, index: int, prompt: 
     if not request.echo:
         return ""
     given = request.prompts[index]
-    return given if isinstance(given, str) else writer.text(prompt)
+    return given if isinstance(given, str) else writer.text(prompt) or ""
 
 
 def whole_completion(
@@ -420,16 +434,15 @@ def whole_completion(
     outputs: Sequence[ReadText],
 ) -> Completion:
     """Write outputs that have ended."""
-    pieces = writer.pieces
 
     def logprobs(output: ReadText, echo: str) -> TextLogprobs | None:
         if not request.reports_logprobs:
             return None
         if output.scores is None or not request.echo:
-            return text_logprobs(probs_of_text(pieces, output), params, request.n_top)
+            return text_logprobs(probs_of_text(output), params, request.n_top)
         # A client that cuts the output off the end counts its tokens, also those without text.
         ends_in_text = output.finished.reason is FinishReason.WORD
-        values = probs_of_text(pieces, output) if ends_in_text else output.probs
+        values = probs_of_text(output) if ends_in_text else output.probs
         written = text_logprobs(values, params, request.n_top, offset=len(echo))
         return echoed_logprobs(echo, output.prompt, output.scores, request.n_top, written)
 

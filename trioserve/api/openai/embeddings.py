@@ -32,7 +32,7 @@ from trioserve.api.base.usage import PromptUsage
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server.generation.embeddings import Array, Embeddings
-from trioserve.server.server import Server
+from trioserve.server.model_server import ModelServer
 
 routes = Routes(of_model=True)
 
@@ -137,7 +137,7 @@ async def openai(request: EmbeddingsRequest, caller: Caller, models: Models) -> 
     """Make a vector of each text."""
     if request.input is None:
         return await own(request, caller, models)
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     done = await _embed(server, request, caller)
     n_tokens = sum(done.n_tokens)
 
@@ -164,11 +164,11 @@ async def own(request: EmbeddingsRequest, caller: Caller, models: Models) -> Rep
         raise InvalidRequestError.at(
             "encoding_format", "base64 is for OpenAI's form, with 'input'."
         )
-    done = await _embed(models.use(request.model, caller), request, caller)
+    done = await _embed(await models.use(request.model, caller), request, caller)
     return _reply(_written(_as_matrix, done), done)
 
 
-async def _embed(server: Server, request: EmbeddingsRequest, caller: Caller) -> Embeddings:
+async def _embed(server: ModelServer, request: EmbeddingsRequest, caller: Caller) -> Embeddings:
     prompts = request.content if request.input is None else request.input
     if prompts is None:
         raise InvalidRequestError.at("input", "or 'content' must be provided.")
@@ -176,7 +176,7 @@ async def _embed(server: Server, request: EmbeddingsRequest, caller: Caller) -> 
         prompts,
         dimensions=request.dimensions,
         normalize=request.embd_normalize,
-        **request.counted(server, caller),
+        **(await request.counted(server, caller)),
     )
 
 

@@ -118,8 +118,7 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
         self.id = self._frame.id
         self._opened = n == 1
         self._choices = [
-            ChoiceEvents(i, self._frame, request, params, (self._n_prompt, writer.pieces))
-            for i in range(n)
+            ChoiceEvents(i, self._frame, request, params, self._n_prompt) for i in range(n)
         ]
         self._calls = ClientCalls(request.tool_names)
         self._totals: Mapping[str, Any] = {}  # of a run, when it has ended
@@ -134,6 +133,12 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
             return b""
         begin = "" if self._opened else self._open()
         return (begin + self._told(index, choice, event)).encode()
+
+    async def settle(self, event: sse.Event | RunEvent) -> None:
+        """Get the text of the prompt, if the answer shows it."""
+        prompt = event.answer.prompt if isinstance(event, RunEnded) else self._prompt
+        assert prompt is not None
+        await self._writer.read(prompt)
 
     def _told(self, index: int, choice: ChoiceEvents, event: sse.Event | RunEvent) -> str:
         if isinstance(event, ChatChunk):
@@ -186,12 +191,11 @@ class ChoiceEvents:
         frame: Frame,
         request: ChatRequest,
         params: GenerationParams,
-        of_prompt: tuple[int, Sequence[bytes]],
+        n_prompt: int,
     ) -> None:
         self.timings = Timings()  # known at the end
         self._index = index
         self._frame, self._request, self._params = frame, request, params
-        n_prompt, self._pieces = of_prompt
         self.begin_prompt(n_prompt)
         self._echo = final_message_deltas(request.messages) if request.continuation.echo else ()
         self._began = False
@@ -201,7 +205,7 @@ class ChoiceEvents:
     def begin_prompt(self, n_prompt: int) -> None:
         """Begin a prompt: further measurements are about this one, and its output."""
         self._live = LiveTimings(n_prompt, self._request)
-        self._tokens = TokensOfText(self._pieces) if self._params.n_probs else None
+        self._tokens = TokensOfText() if self._params.n_probs else None
 
     def aside(self, **fields: Any) -> str:
         """Write something outside the message."""
@@ -323,7 +327,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         self._offsets = [len(echo) for echo in echoes]  # of the next token in the text
         self._live = [LiveTimings(n, request) for n in self._n_prompts]
         self._timings = [Timings()] * len(prompts)  # known at the end
-        self._tokens = [TokensOfText(writer.pieces) for _ in prompts] if params.n_probs else []
+        self._tokens = [TokensOfText() for _ in prompts] if params.n_probs else []
 
     def encode(self, index: int, event: sse.Event) -> bytes:
         """Write an event of one output."""
@@ -336,6 +340,10 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
             return b""
         return self._frame.chunk(self._choice(index, ""), **extra).encode()
 
+    async def settle(self, event: sse.Event) -> None:
+        """Get the texts of the prompts, if the answer shows them."""
+        await self._writer.read(*self._prompts)
+
     def end(self) -> bytes:
         """Write the usage, if requested, and the last line."""
         if not self._request.stream_options.include_usage:
@@ -347,7 +355,7 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
     def _chunk(self, index: int, event: Chunk) -> str:
         self._live[index].on_output(len(event.tokens), event.drafts)
         if self._tokens:
-            self._tokens[index].add(event.tokens, event.probs)
+            self._tokens[index].add(event.probs)
         if event.scores is not None:
             return self._frame.chunk(self._choice(index, "", logprobs=self._echoed(index, event)))
         if not event.text:

@@ -20,16 +20,16 @@ from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotFoundError
 from trioserve.server import RequestContext
 from trioserve.server.dispatch import Mailbox, size_of
+from trioserve.server.model_server import ModelServer
 from trioserve.server.runs.events import RunAnswer, RunEvent, StepChunk, StepStarted
 from trioserve.server.runs.params import RunParams
 from trioserve.server.runs.run import AgentRun
-from trioserve.server.server import Server
 from trioserve.server.stream import ChatChunk, ChatCompletion, ChatStream
 from trioserve.types import GenerationParams
 
 
 async def open_run(
-    server: Server,
+    server: ModelServer,
     request: ChatRequest,
     caller: Caller,
     params: GenerationParams,
@@ -68,7 +68,7 @@ async def open_run(
 
 
 async def run_reply(
-    server: Server,
+    server: ModelServer,
     request: ChatRequest,
     caller: Caller,
     models: Models,

@@ -31,7 +31,7 @@ from trioserve.models.catalog import ModelEntry, find_for
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import FleetEvent, Status
-from trioserve.server import Server
+from trioserve.server.model_server import ModelServer
 from trioserve.server.observers.observer import Observer, RequestLog
 from trioserve.tools.registry import ToolRegistry, open_registry
 from trioserve.types import Modalities
@@ -93,7 +93,7 @@ class RouterService(AppState):
         """Make the function that answers a route: its handler, or the process of a model."""
         return self.forwarder.answer_of(route) if route.of_model else route.answered_by(self)
 
-    def use(self, name: str | None, caller: Caller) -> Server:
+    async def use(self, name: str | None, caller: Caller) -> ModelServer:
         """Refuse to give a model: the process of each has the routes about it."""
         raise NotImplementedError("the process of a model has the routes about it")
 

@@ -29,7 +29,7 @@ from trioserve.api.base.reply import Json, Reply, json, long_json
 from trioserve.api.base.routes import Query, Routes, of_kind
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
-from trioserve.server.server import Server
+from trioserve.server.model_server import ModelServer
 from trioserve.types import place_of
 
 routes = Routes(of_model=True)
@@ -129,7 +129,7 @@ class Scores(_List, kw_only=True):
     data: Sequence[_Score]
 
 
-def _check_scores(server: Server) -> None:
+def _check_scores(server: ModelServer) -> None:
     server.model.check_scores()
     if server.model.pooling != "rank":
         check_pools(server)
@@ -141,7 +141,7 @@ def _check_scores(server: Server) -> None:
 @gives(Scores)
 async def score(request: ScoreRequest, caller: Caller, models: Models) -> Reply:
     """Score how well texts fit others: by a reranker, or by the cosine of their embeddings."""
-    server = models.use(request.model, caller)
+    server = await models.use(request.model, caller)
     find = _by_reranker if server.model.pooling == "rank" else _by_cosine
     scores, n_tokens = await find(server, request, caller)
     data = sse.LazyList(lambda index: _Score(index, scores[index]), range(len(scores)))
@@ -149,14 +149,14 @@ async def score(request: ScoreRequest, caller: Caller, models: Models) -> Reply:
 
 
 async def _by_reranker(
-    server: Server, request: ScoreRequest, caller: Caller
+    server: ModelServer, request: ScoreRequest, caller: Caller
 ) -> tuple[Sequence[float], int]:
     queries: str | Sequence[str] = request.text_1
     with naming({"query": "text_1", "documents": "text_2"}):
         ranking = await server.rerank(
             queries[0] if len(queries) == 1 else queries,
             request.text_2,
-            **request.counted(server, caller),
+            **(await request.counted(server, caller)),
         )
     request.check_activation(ranking.are_probs)
     scores = ranking.shares if request.use_activation else ranking.scores
@@ -164,7 +164,7 @@ async def _by_reranker(
 
 
 async def _by_cosine(
-    server: Server, request: ScoreRequest, caller: Caller
+    server: ModelServer, request: ScoreRequest, caller: Caller
 ) -> tuple[Sequence[float], int]:
     if not request.use_activation:
         raise InvalidRequestError.at(
@@ -181,7 +181,7 @@ async def _by_cosine(
         done = await server.embed(
             (*request.text_1, *request.text_2),
             normalize=2,
-            **request.counted(server, caller),
+            **(await request.counted(server, caller)),
         )
     first, second = np.stack(done.vectors[:n_first]), np.stack(done.vectors[n_first:])
     scores: list[float] = (first * second).sum(axis=1).tolist()
@@ -217,8 +217,8 @@ class Classes(_List, kw_only=True):
 @gives(Classes)
 async def classify(request: ClassifyRequest, caller: Caller, models: Models) -> Reply:
     """Find the class of each text."""
-    server = models.use(request.model, caller)
-    found = await server.classify(request.input, **request.counted(server, caller))
+    server = await models.use(request.model, caller)
+    found = await server.classify(request.input, **(await request.counted(server, caller)))
     request.check_activation(found.are_probs)
     scores = found.probs if request.use_activation else found.scores
 
@@ -235,7 +235,7 @@ async def classify(request: ClassifyRequest, caller: Caller, models: Models) -> 
 def _reply(
     form: type[_List],
     kind: str,
-    server: Server,
+    server: ModelServer,
     data: sse.LazyList,
     n_tokens: int,
     n_numbers: int,
@@ -269,7 +269,7 @@ class TokenizerInfo(Answer, kw_only=True):
 @gives(TokenizerInfo)
 async def tokenizer_info(query: Query, caller: Caller, models: Models) -> Reply:
     """Describe the tokenizer and the chat template."""
-    model = models.use(query.get("model"), caller).model
+    model = (await models.use(query.get("model"), caller)).model
     return json(
         TokenizerInfo(
             bos_token=model.info.bos_token or None,

@@ -16,7 +16,7 @@ from trioserve.engine import EmbeddingEngine
 from trioserve.errors import InputTooLongError, InvalidRequestError
 from trioserve.fair_limiter import Workers
 from trioserve.server.context import RequestContext
-from trioserve.server.generation.requests import Requests
+from trioserve.server.generation.requests import Requests, cache_owner
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.prompts.media import MediaPrompts, MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike, tokens_of
@@ -181,7 +181,7 @@ class Embedder:
             await self._media.prompt_of(
                 each.parts,
                 hold,
-                scope=self._requests.resources.cache_owner(context.client),
+                scope=cache_owner(self._requests.resources.config, context.client),
                 add_special=True,
             )
             if isinstance(each, MixedPrompt)

@@ -74,17 +74,12 @@ class ServerResources:
             self.rate_limits = RateLimits(
                 config.rate_limit_requests, config.rate_limit_tokens, keys=self.keys
             )
-        self._shares_by_key = config.has_api_keys and config.cache_sharing == "key"
         self.task_ids = itertools.count(1)
 
     def weight_of(self, client: str) -> float:
         """The weight of a client in fair queueing; 1 is one turn per round."""
         key = None if self.keys is None else self.keys.find(client)
         return 1.0 if key is None else key.weight
-
-    def cache_owner(self, client: str) -> str:
-        """The owner of a client's text in the cache; empty if all clients share it."""
-        return _digest("owner", client) if self._shares_by_key else ""
 
     def cache_root(self, client: str, salt: str) -> CacheRoot:
         """The root of a client's text, without adapters. Those with equal ones share cached tokens.
@@ -93,9 +88,8 @@ class ServerResources:
         root contains digests of keys and salts, not the values. Digests are equal in every process,
         which files of saved slots require.
         """
-        if not (self._shares_by_key or salt):
-            return CacheRoot()
-        return CacheRoot((), self.cache_owner(client), _digest("salt", salt))
+        owner = cache_owner(self.config, client)
+        return CacheRoot((), owner, _digest("salt", salt)) if owner or salt else CacheRoot()
 
     @asynccontextmanager
     async def traced(self) -> AsyncIterator[None]:
@@ -341,6 +335,12 @@ def _check_priority(priority: int, key: Key) -> None:
             "priority",
             f"is {priority}, and the highest one that this API key may ask for is {key.priority}.",
         )
+
+
+def cache_owner(config: Config, client: str) -> str:
+    """The owner of a client's text in the cache; empty if all clients share it."""
+    is_apart = config.has_api_keys and config.cache_sharing == "key"
+    return _digest("owner", client) if is_apart else ""
 
 
 def _digest(kind: str, value: str) -> str:

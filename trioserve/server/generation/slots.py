@@ -12,6 +12,7 @@ from typing import TypeVar
 import attrs
 import trio
 
+from trioserve.config import Config
 from trioserve.engine import Engine
 from trioserve.errors import (
     InvalidRequestError,
@@ -30,6 +31,15 @@ _FORBIDDEN = re.compile(
     r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u2215\u2216\ud800-\udfff\ufeff\uff0e\ufffd]|\.\.|^ |[ .]$'
 )
 _LONGEST_NAME = 255  # bytes, in most file systems
+
+
+def check_slot_files(config: Config) -> Path:
+    """Return the folder of slot files. Raises NotSupportedError without `--slot-save-path`."""
+    if config.slot_save_path is None:
+        raise NotSupportedError(
+            "This server does not support slots action. Start it with `--slot-save-path`"
+        )
+    return Path(config.slot_save_path)
 
 
 @attrs.frozen
@@ -53,18 +63,10 @@ class SlotFiles:
     _engine: Engine  # has the slots
     _dispatcher: Dispatcher  # calls functions on the inference thread
     _adapters: AdapterScales  # the LoRA adapters to assume for files that do not name any
-    _directory: str | None  # the folder of the files; None: slot files are disabled
+    _config: Config  # has the folder of the files
 
     def __attrs_post_init__(self) -> None:
         self._one = trio.Lock()  # a state can be as large as the KV cache: one at a time
-
-    def check(self) -> Path:
-        """Return the folder of slot files. Raises NotSupportedError without `--slot-save-path`."""
-        if self._directory is None:
-            raise NotSupportedError(
-                "This server does not support slots action. Start it with `--slot-save-path`"
-            )
-        return Path(self._directory)
 
     async def save(self, slot_id: int, filename: str, owner: str) -> Moved:
         """Save the sequence that a slot ran last, or the part that is still in the cache.
@@ -122,14 +124,14 @@ class SlotFiles:
             InvalidRequestError: the slot does not exist.
             NotSupportedError: the server was started without a directory for files.
         """
-        self.check()
+        check_slot_files(self._config)
         return await self._at(slot_id, partial(self._engine.erase_slot, owner=owner))
 
     async def _at(self, slot_id: int, function: Callable[[int], _T]) -> _T:
         return await self._dispatcher.call(partial(function, slot_id), slot_id=slot_id)
 
     def _path(self, filename: str) -> Path:
-        directory = self.check()
+        directory = check_slot_files(self._config)
         is_odd = _FORBIDDEN.search(filename) is not None
         if not filename or is_odd or len(filename.encode()) > _LONGEST_NAME:
             raise InvalidRequestError("Invalid filename", param="filename")

@@ -70,7 +70,7 @@ class EngineServices:
                 self.prompts,
                 self.adapters,
             )
-            self._slots = SlotFiles(loop, dispatcher, self.adapters, config.slot_save_path)
+            self._slots = SlotFiles(loop, dispatcher, self.adapters, config)
         elif isinstance(loop, EmbeddingEngine):
             self.embedder = Embedder(loop, self.requests, self.workers, self.media)
         if model.transcribes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 
 import attrs
@@ -43,6 +43,19 @@ class Remaining:
     limit: int
     remaining: int
     reset: float
+
+
+@attrs.frozen
+class Counted:
+    """A request that was counted for the rate limits.
+
+    Attributes:
+        left: gives what its client has left of "requests" and "tokens".
+        error: that the limit is reached, with a time to retry after.
+    """
+
+    left: Callable[[], Mapping[str, Remaining]] = dict
+    error: RateLimitError | None = None
 
 
 @attrs.define(eq=False, slots=False)

@@ -53,7 +53,7 @@ from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 from trioserve.types import FinishReason, GenerationParams, Timings
 
 if TYPE_CHECKING:
-    from trioserve.server.server import Server
+    from trioserve.server.model_server import ModelServer
 
 #: A high estimate of the characters in a token. Longer text is cut before it is tokenized.
 _MAX_CHARS = 16
@@ -67,7 +67,7 @@ _STOPPED = "A person has stopped this call. What it had done until then may stay
 _NOTE = 24
 
 
-async def fit(text: str, n_tokens: int, server: Server) -> str:
+async def fit(text: str, n_tokens: int, server: ModelServer) -> str:
     """Cut a text to a number of tokens and append a note, or return it unchanged if it fits."""
     head = text[: max(0, n_tokens) * _MAX_CHARS]
     head = head.encode("utf-8", "replace").decode()  # half of a pair cannot be tokenized
@@ -76,7 +76,7 @@ async def fit(text: str, n_tokens: int, server: Server) -> str:
     ids = await server.tokenize(head, add_special=False, parse_special=False)
     if len(ids) <= n_tokens and len(head) == len(text):
         return head
-    n_chars = len(server.text(ids[: max(0, n_tokens - _NOTE)]))
+    n_chars = len(await server.detokenize(ids[: max(0, n_tokens - _NOTE)]))
     note = f"[cut here: all {len(text)} characters are too long for the context]"
     return f"{head[:n_chars]}\n{note}"
 
@@ -95,7 +95,7 @@ class Asked:
 class AgentLoop:
     """The loop of one run: generate, call tools, repeat."""
 
-    _server: Server  # generates the answers
+    _server: ModelServer  # generates the answers
     _messages: Messages  # the chat
     _asked: Asked
     _tools: RunTools  # that the model may call
@@ -108,7 +108,7 @@ class AgentLoop:
 
     async def execute(self) -> None:
         """Execute the run, and put its events into the feed, which ends with it."""
-        with self._server.lifecycle.gate.inside(), self._run.scope:
+        with self._server.gate.inside(), self._run.scope:
             try:
                 answer = await self._answered()
                 self._run.put(RunEnded(self._run.new_id(), answer))
@@ -122,7 +122,7 @@ class AgentLoop:
         step = 0
         while reason is None:
             step += 1
-            with self._server.lifecycle.gate.inside(has_begun=step > 1):
+            with self._server.gate.inside(has_begun=step > 1):
                 stream = await self._answer(step)
             reason = await self._go_on(step, stream)
         assert stream.finished is not None
@@ -319,7 +319,7 @@ def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:
 
 @asynccontextmanager
 async def open_run(
-    server: Server,
+    server: ModelServer,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[AnyTool] | None,
     asked: Asked,
@@ -335,11 +335,9 @@ async def open_run(
         loading.cancel()
         run.cancel(error)
 
-    with server.memory.hold(context.client) as hold, server.lifecycle.gate.open(end):
+    with server.memory.hold(context.client) as hold, server.gate.open(end):
         with context.preparing(), loading:
-            async with server.lifecycle.use(context) as services:
-                parsed = await services.prompts.parse(messages)
-                loaded = await services.media.load_once(parsed, hold)
+            loaded = await server.read_media(messages, hold, context)
         if loading.cancelled_caught:
             raise ServerClosingError
         loop = AgentLoop(server, loaded, asked, chosen, run)

@@ -70,7 +70,7 @@ class Made:
             prompt_tail=prompt,
             new_id=lambda: f"call_{next(numbers)}",
         )
-        self.builder = ResponseBuilder("m", wanted, GenerationParams(), 3, byte_vocab)
+        self.builder = ResponseBuilder("m", wanted, GenerationParams(), 3)
         self.events: list[Event] = self.builder.begin()
         for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
             tokens = tuple(text[start:end].encode())
@@ -204,7 +204,7 @@ def test_no_output_has_no_items() -> None:
 
 def test_an_error_before_the_response_began_is_the_only_event() -> None:
     wanted = ResponsesRequest.parse({"input": "Hi", "stream": True})
-    builder = ResponseBuilder("m", wanted, GenerationParams(), 1, byte_vocab)
+    builder = ResponseBuilder("m", wanted, GenerationParams(), 1)
     data = ResponseEvents(builder, "{}").fail(DeadlineExceededError("Too late."))
     assert data.decode() == (
         'event: error\ndata: {"type":"error","sequence_number":0,"code":"deadline_exceeded",'

@@ -43,7 +43,6 @@ from trioserve.chat.deltas import (
     ToolCallStart,
 )
 from trioserve.chat.template.continuation import final_message_deltas
-from trioserve.engine.backend import Vocab
 from trioserve.errors import TrioServeError
 from trioserve.fair_limiter import offload
 from trioserve.log import request_id
@@ -202,7 +201,6 @@ class ResponseBuilder:
         request: what was asked for; the response repeats most of it.
         params: how it is answered.
         n_prompt: the tokens of the prompt.
-        vocab: what the tokens stand for.
         labels: where the server runs tools: the MCP servers that have them, by the names of the
             tools; empty: none has.
     """
@@ -213,12 +211,11 @@ class ResponseBuilder:
         request: ResponsesRequest,
         params: GenerationParams,
         n_prompt: int,
-        vocab: Vocab,
         labels: Mapping[str, str] | None = None,
     ) -> None:
         self.chat, self._params = request.chat, params
-        self.n_prompt, self._vocab = n_prompt, vocab
-        self._tokens = TokensOfText(vocab.pieces)
+        self.n_prompt = n_prompt
+        self._tokens = TokensOfText()
         self._labels = labels
         self._of_client = frozenset(request.chat.tool_names)
         self._offered = request.offer.tools
@@ -311,7 +308,7 @@ class ResponseBuilder:
         match event:
             case StepStarted(step=step) if step > 1:
                 events = self._close("completed")
-                self._tokens = TokensOfText(self._vocab.pieces)
+                self._tokens = TokensOfText()
                 self._step = _new_step()
                 return events
             case ToolCalled():

@@ -38,8 +38,8 @@ async def responses(request: ResponsesRequest, caller: Caller, models: Models) -
                 server.stream_chats(chat.messages, params, chat.chat_params, context=context)
             )
             n_prompt = len(answer.prompt)
-    name, vocab = name_of(server, chat, params), server.model.vocab
-    builder = ResponseBuilder(name, request, params, n_prompt, vocab, labels)
+    name = name_of(server, chat, params)
+    builder = ResponseBuilder(name, request, params, n_prompt, labels)
     if not chat.stream:
         return await _whole(builder, answer, caller)
     writer, id_ = await ResponseEvents.of(builder, caller.held.n_bytes), builder.response["id"]
