@@ -219,9 +219,9 @@ async def test_processes_get_the_key_of_the_client(tmp_path: Path) -> None:
 
     async def cached(client: str) -> int:
         with working_for(client):
-            body = {"prompt": "a b c d e f g h " * 20, "n_predict": 1}
-            answered = await models.ask("/completion", body, dict[str, Any], seen.append)
-        return int(answered["timings"]["cache_n"])
+            async with models.use(None, seen.append) as (_, server):
+                answered = await server.complete("a b c d e f g h " * 20, max_tokens=1)
+        return answered.finished.timings.cache_n
 
     async with (
         models_of_fleet(cast(Fleet, fleet), of_keys) as models,
@@ -242,7 +242,8 @@ async def test_a_key_loads_and_sees_only_what_it_may_use(tmp_path: Path) -> None
     async with models_of_fleet(cast(Fleet, fleet), keys) as models:
         for name, kind in (("two", PermissionDeniedError), ("three", UnknownModelError)):
             with working_for("its-own-key"), pytest.raises(kind) as refused:
-                models.client(name, print)
+                async with models.use(name, print):
+                    pass
             assert "one" not in refused.value.message
 
 
@@ -314,7 +315,7 @@ def http_answer(body: bytes, status: str = "200 OK") -> bytes:
 async def test_what_answers_is_no_good(sent: bytes, told: str) -> None:
     with serving_bytes(sent) as address:
         async with client_of(f"http://127.0.0.1:{address.port}") as client:
-            assert told in await refusal(client, "chat", prompt="Hi")
+            assert told in await refusal(client, "chat", prompt="Hi", model="m")
 
 
 async def test_nobody_answers() -> None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol, TypeAlias
 
 import attrs
-import msgspec
 
-from trioserve.errors import UnavailableError
 from trioserve.fair_limiter import current_client
 from trioserve.models.catalog import find_for
-from trioserve.remote.answers import AnswerEvent, Models, Usage
+from trioserve.remote.answers import Models
 from trioserve.remote.client import Request, ServerAnswer, ServerClient, connected_to
+from trioserve.remote.server import RemoteServer
 from trioserve.router.fleet import Fleet
 from trioserve.router.models import send_to
 from trioserve.router.states import QueueStatus
 from trioserve.server.keys import Keys
-
-T = TypeVar("T")
+from trioserve.server.protocol import AnyServer
 
 #: Takes a sentence that describes what a call is waiting for.
 Tell: TypeAlias = Callable[[str], None]
@@ -33,19 +31,16 @@ class Listed:
     state: str
 
 
-@attrs.frozen
-class ModelSource:
-    """What answers requests for models."""
+class ModelSource(Protocol):
+    """Gives models. All raise TrioServeError."""
 
-    #: Gives the client of the server of a model; its name is None where there is only one. Raises
-    #: TrioServeError: there is no such model.
-    client: Callable[[str | None, Tell], ServerClient]
-    #: Lists the models. Raises TrioServeError.
-    listed: Callable[[], Awaitable[list[Listed]]]
+    def use(
+        self, name: str | None, tell: Tell
+    ) -> AbstractAsyncContextManager[tuple[str, AnyServer]]:
+        """Take a model for a block; gives its name, too. None: the only one that there is."""
 
-    async def ask(self, path: str, body: Mapping[str, Any], form: type[T], tell: Tell) -> T:
-        """Send a request to the model that the body names. Raises as `ServerClient.ask`."""
-        return await self.client(body.get("model"), tell).ask(path, body, form=form)
+    async def listed(self) -> list[Listed]:
+        """List the models."""
 
 
 @attrs.frozen
@@ -61,8 +56,9 @@ class _OwnModels:
     _fleet: Fleet
     _keys: Keys
 
-    def client(self, name: str | None, tell: Tell) -> ServerClient:
-        """See `ModelSource.client`."""
+    @asynccontextmanager
+    async def use(self, name: str | None, tell: Tell) -> AsyncIterator[tuple[str, AnyServer]]:
+        """See `ModelSource.use`."""
         entry = find_for(self._keys.find(current_client()), self._fleet.catalog, name)
 
         def waits(waiting: QueueStatus) -> None:
@@ -78,7 +74,7 @@ class _OwnModels:
                 tell("")
                 yield answer
 
-        return ServerClient(send)
+        yield entry.name, RemoteServer.over(ServerClient(send))
 
     def _client_headers(self) -> Iterator[tuple[bytes, bytes]]:
         keys, client = self._keys, current_client()
@@ -99,76 +95,36 @@ class _OwnModels:
         return [Listed(name, self._fleet.state(name).value.value) for name in names]
 
 
+@attrs.frozen
+class _RemoteModels:
+    """The models of a server, which finds them by their names."""
+
+    _client: ServerClient
+
+    @asynccontextmanager
+    async def use(self, name: str | None, tell: Tell) -> AsyncIterator[tuple[str, AnyServer]]:
+        """See `ModelSource.use`."""
+        if name is None and len(listed := await self.listed()) == 1:
+            name = listed[0].name
+        yield name or "", RemoteServer.over(self._client, name)
+
+    async def listed(self) -> list[Listed]:
+        """See `ModelSource.listed`."""
+        models = await self._client.ask("/v1/models", form=Models)
+        return [Listed(one.id, one.state) for one in models.data]
+
+
 @asynccontextmanager
 async def models_of_server(
     url: str, *, socket_path: str | None = None, api_key: str | None = None
 ) -> AsyncIterator[ModelSource]:
-    """The models of a server that runs, which finds them by their names.
-
-    Arguments are those of `connected_to`.
-    """
+    """The models of a server that runs. Arguments are those of `connected_to`."""
     async with connected_to(url, socket_path=socket_path, api_key=api_key) as client:
-
-        async def listed() -> list[Listed]:
-            models = await client.ask("/v1/models", form=Models)
-            return [Listed(one.id, one.state) for one in models.data]
-
-        yield ModelSource(lambda name, tell: client, listed)
+        yield _RemoteModels(client)
 
 
 @asynccontextmanager
 async def models_of_fleet(fleet: Fleet, keys: Keys) -> AsyncIterator[ModelSource]:
     """The models of a fleet, whose processes have these keys. Leaving the block ends them."""
-    own = _OwnModels(fleet, keys)
     async with fleet:
-        yield ModelSource(own.client, own.listed)
-
-
-class ChatResult(msgspec.Struct, kw_only=True):
-    """The answer of a chat."""
-
-    text: str
-    model: str
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    reasoning: str = ""
-
-
-async def chat(
-    models: ModelSource, request: Mapping[str, Any], tell: Tell, comes: Callable[[str], None]
-) -> ChatResult:
-    """Have a model answer a chat, asked for as a stream, so that its text can be told as it comes.
-
-    Args:
-        models: those that there are.
-        request: as for ``/v1/chat/completions``.
-        tell: called with what the call is waiting for.
-        comes: takes the text as it comes, that of reasoning, too.
-
-    Raises:
-        TrioServeError: it does not answer.
-    """
-    body = {**request, "stream_options": {"include_usage": True}}
-    client = models.client(body.get("model"), tell)
-    text, reasoning = list[str](), list[str]()
-    model, usage = "", Usage(0)
-    finish_reason: str | None = None
-    async with client.events("/v1/chat/completions", body, form=AnswerEvent) as events:
-        async for event in events:
-            model, usage = event.model or model, event.usage or usage
-            for choice in event.choices:
-                finish_reason = choice.finish_reason or finish_reason
-                reasoning.append(choice.delta.reasoning_content or "")
-                text.append(choice.delta.content or "")
-                comes(reasoning[-1] + text[-1])
-    if finish_reason is None:
-        raise UnavailableError(f"{client.name} sends an answer that has no end.")
-    return ChatResult(
-        text="".join(text),
-        reasoning="".join(reasoning),
-        model=model,
-        finish_reason=finish_reason,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
-    )
+        yield _OwnModels(fleet, keys)

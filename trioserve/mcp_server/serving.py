@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
 import mcp_types
 import msgspec
@@ -15,12 +17,15 @@ from mcp.server.session import ServerSession
 from msgspec import UNSET, UnsetType
 
 from trioserve._version import __version__
+from trioserve.chat.deltas import ContentDelta, ReasoningDelta
 from trioserve.concurrency import alongside
 from trioserve.errors import TrioServeError
 from trioserve.log import get_logger
-from trioserve.mcp_server.models import ChatResult, Listed, ModelSource, chat
-from trioserve.remote.answers import Content, Scores, Tokens, Vectors
+from trioserve.mcp_server.models import Listed, ModelSource
+from trioserve.server.keywords import ChatFields
+from trioserve.server.protocol import AnyServer
 from trioserve.tools.tool import about, read_arguments, schema_of
+from trioserve.types import FinishReason, Grammar
 
 #: Seconds between two notifications of one call.
 _INTERVAL = 0.5
@@ -42,6 +47,9 @@ _INSTRUCTIONS = (
 #: In the scope of an HTTP request: an event that is set when its response has ended. A call that
 #: still runs then ends, because its result could not be sent.
 ENDED = "trioserve.ended"
+
+#: Parts of a message that are text.
+_TEXTS = (ContentDelta, ReasoningDelta)
 
 _CUT = "[The answer ends here because the limit of its length was reached.]"
 _Context = ServerRequestContext[Any, Any]
@@ -89,6 +97,12 @@ class ModelTool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         """Do the work. Raises TrioServeError."""
         raise NotImplementedError
 
+    def use(
+        self, models: ModelSource, report: Report
+    ) -> AbstractAsyncContextManager[tuple[str, AnyServer]]:
+        """Take the model that the call names, for a block."""
+        return models.use(self.given("model").get("model"), report.waits)
+
     def given(self, *names: str) -> dict[str, Any]:
         """Take the fields that are set: the server has defaults for the others."""
         values = {name: getattr(self, name) for name in names}
@@ -100,6 +114,17 @@ class Earlier(msgspec.Struct, forbid_unknown_fields=True):
 
     role: Literal["system", "user", "assistant"]
     content: str
+
+
+class ChatResult(msgspec.Struct, kw_only=True):
+    """The answer of a chat."""
+
+    text: str
+    model: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning: str = ""
 
 
 class ChatTool(ModelTool):
@@ -126,14 +151,27 @@ class ChatTool(ModelTool):
         messages = [msgspec.to_builtins(one) for one in self.history]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
-        request: dict[str, Any] = {
-            "messages": [*messages, {"role": "user", "content": self.prompt}],
-            **self.given("model", "max_tokens", "temperature"),
-        }
+        messages.append({"role": "user", "content": self.prompt})
+        fields = cast(ChatFields, self.given("max_tokens", "temperature"))
         if self.json_schema is not UNSET:
-            schema = {"name": "answer", "schema": self.json_schema}
-            request["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return await chat(models, request, report.waits, report.comes)
+            fields["grammar"] = Grammar("json_schema", json.dumps(self.json_schema))
+        async with (
+            self.use(models, report) as (name, server),
+            server.stream_chat(messages, **fields) as stream,
+        ):
+            async for chunk in stream:
+                texts = (one for one in chunk.deltas if isinstance(one, _TEXTS))
+                report.comes("".join(one.text for one in texts))
+            answer = await stream.read()
+        finished = answer.finished
+        return ChatResult(
+            text=answer.message.content,
+            reasoning=answer.message.reasoning_content,
+            model=name,
+            finish_reason="length" if finished.reason is FinishReason.LIMIT else "stop",
+            prompt_tokens=finished.timings.cache_n + finished.timings.prompt_n,
+            completion_tokens=finished.timings.predicted_n,
+        )
 
 
 class EmbedResult(msgspec.Struct):
@@ -159,9 +197,9 @@ started with --embeddings."""
 
     async def call(self, models: ModelSource, report: Report) -> EmbedResult:
         """See `ModelTool.call`."""
-        body = {"input": self.texts, **self.given("model", "dimensions")}
-        answer = await models.ask("/v1/embeddings", body, Vectors, report.waits)
-        return EmbedResult(answer.in_order(), answer.model)
+        async with self.use(models, report) as (name, server):
+            made = await server.embed(self.texts, **self.given("dimensions"))
+        return EmbedResult([vector.tolist() for vector in made.vectors], name)
 
 
 class RankedDocument(msgspec.Struct):
@@ -193,16 +231,16 @@ class RerankTool(ModelTool):
 
     async def call(self, models: ModelSource, report: Report) -> RerankResult:
         """See `ModelTool.call`."""
-        body = self.given("query", "documents", "model", "top_n")
-        answer = await models.ask("/v1/rerank", body, Scores, report.waits)
-        best = sorted(answer.results, key=lambda one: -one.relevance_score)
-        found = [RankedDocument(one.index, one.relevance_score) for one in best]
-        return RerankResult(found, answer.model)
+        async with self.use(models, report) as (name, server):
+            ranking = await server.rerank(self.query, self.documents)
+        best = ranking.best(self.given("top_n").get("top_n"))
+        return RerankResult([RankedDocument(i, ranking.scores[i]) for i in best], name)
 
 
-class TokenizeResult(Tokens):
+class TokenizeResult(msgspec.Struct):
     """Token ids, and how many they are."""
 
+    tokens: list[int]
     count: int
 
 
@@ -218,9 +256,9 @@ class TokenizeTool(ModelTool):
 
     async def call(self, models: ModelSource, report: Report) -> TokenizeResult:
         """See `ModelTool.call`."""
-        body = {"content": self.text, **self.given("model")}
-        answer = await models.ask("/tokenize", body, Tokens, report.waits)
-        return TokenizeResult(answer.tokens, len(answer.tokens))
+        async with self.use(models, report) as (_, server):
+            tokens = await server.tokenize(self.text)
+        return TokenizeResult([*tokens], len(tokens))
 
 
 class DetokenizeResult(msgspec.Struct):
@@ -241,9 +279,8 @@ class DetokenizeTool(ModelTool):
 
     async def call(self, models: ModelSource, report: Report) -> DetokenizeResult:
         """See `ModelTool.call`."""
-        body = self.given("tokens", "model")
-        answer = await models.ask("/detokenize", body, Content, report.waits)
-        return DetokenizeResult(answer.content)
+        async with self.use(models, report) as (_, server):
+            return DetokenizeResult(await server.detokenize(self.tokens))
 
 
 class ModelList(msgspec.Struct):

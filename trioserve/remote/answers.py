@@ -104,6 +104,15 @@ class AnswerEvent(msgspec.Struct):
     timings: Timings | None = None
     ending: Ending | None = msgspec.field(default=None, name="__verbose")
 
+    @property
+    def counted(self) -> Timings | None:
+        """The numbers of tokens, for a server that tells no timings."""
+        if (used := self.usage) is None:
+            return None
+        n_cached = (used.prompt_tokens_details or _Details()).cached_tokens or 0
+        n_prompt = max(used.prompt_tokens - n_cached, 0)
+        return Timings(cache_n=n_cached, prompt_n=n_prompt, predicted_n=used.completion_tokens)
+
 
 class CompletionEvent(Ending):
     """An event of ``/completion``. `stop`: it is the last one."""

@@ -164,8 +164,8 @@ class RemoteStream(Generic[_Whole]):
                 yield delta
         if event.ending is not None:
             self._ending = event.ending
-        elif self._ending is not None and event.timings is not None:
-            self._ending.timings = event.timings
+        elif self._ending is not None and (timings := event.timings or event.counted):
+            self._ending.timings = timings
 
     def _deltas_in(self, delta: answers.Delta) -> Iterator[Delta]:
         if delta.reasoning_content:
@@ -296,9 +296,9 @@ class RemoteServer(EnteredOnce):
         self._named = {} if model is None else {"model": model}
 
     @classmethod
-    def over(cls, client: ServerClient) -> RemoteServer:
+    def over(cls, client: ServerClient, model: str | None = None) -> RemoteServer:
         """Make one that needs no block, because its client is made already."""
-        server = cls("")
+        server = cls("", model=model)
         server._connected = client
         return server
 
@@ -338,7 +338,13 @@ class RemoteServer(EnteredOnce):
         self, messages: Messages, **fields: Unpack[ChatFields]
     ) -> AsyncIterator[RemoteStream[ChatCompletion]]:
         """Answer a chat, token by token. Like `stream_complete`, with `ChatChunk` for `Chunk`."""
-        body = {**self._http(fields), "messages": messages, "verbose": True}
+        body = {
+            **self._http(fields), "messages": messages, "verbose": True,
+            "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        if "json_schema" in body:  # which servers of other kinds do not know
+            schema = {"name": "answer", "schema": body.pop("json_schema")}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
         async with self._client.events("/v1/chat/completions", body, form=AnswerEvent) as events:
             yield RemoteStream(events, _chat)
 

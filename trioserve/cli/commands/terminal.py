@@ -14,7 +14,7 @@ from typing import Any, TextIO, cast
 import attrs
 import trio
 
-from trioserve.chat.deltas import ContentDelta, ReasoningDelta
+from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta
 from trioserve.chat.messages import Image
 from trioserve.cli.address import take_value
 from trioserve.cli.agents import Endpoint
@@ -212,14 +212,20 @@ class TerminalChat:
         settings = cast(ChatFields, self.settings)
         is_thinking = False
         async with self.server.stream_chat([*system, *self.messages], **settings) as stream:
-            async for delta in (delta async for chunk in stream for delta in chunk.deltas):
-                if isinstance(delta, ReasoningDelta) and self.output.isatty():
-                    self._write(delta.text if is_thinking else f"\x1b[2m{delta.text}")
-                    is_thinking = True
-                elif isinstance(delta, ContentDelta):
-                    self._write(f"\x1b[0m\n\n{delta.text}" if is_thinking else delta.text)
-                    is_thinking = False
-                    answer.append(delta.text)
+            async for chunk in stream:
+                for delta in chunk.deltas:
+                    is_thinking = self._show(delta, answer, is_thinking=is_thinking)
+
+    def _show(self, delta: Delta, answer: list[str], *, is_thinking: bool) -> bool:
+        """Write a part of the answer; returns whether the model is thinking."""
+        if isinstance(delta, ReasoningDelta) and self.output.isatty():
+            self._write(delta.text if is_thinking else f"\x1b[2m{delta.text}")
+            return True
+        if isinstance(delta, ContentDelta):
+            self._write(f"\x1b[0m\n\n{delta.text}" if is_thinking else delta.text)
+            answer.append(delta.text)
+            return False
+        return is_thinking
 
     def _write(self, text: str) -> None:
         self.output.write(text)
