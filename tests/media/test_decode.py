@@ -22,7 +22,7 @@ from tests.support.media_files import (
 from trioserve.errors import InvalidMediaError
 from trioserve.media import decode
 from trioserve.media.decode import decode_image, decode_sound, rows as pixel_rows
-from trioserve.media.pipe import MediaLimits, sniff
+from trioserve.media.orders import MediaLimits, sniff
 
 LIMITS = MediaLimits()
 

@@ -16,7 +16,12 @@ class FrameError(Exception):
 
 def framed(payload: bytes) -> bytes:
     """Make the frame of a payload."""
-    return _LENGTH.pack(len(payload)) + payload
+    return head(payload) + payload
+
+
+def head(payload: bytes) -> bytes:
+    """Make what is sent before a payload, which need not be copied then."""
+    return _LENGTH.pack(len(payload))
 
 
 class FrameReader:

@@ -25,7 +25,7 @@ from PIL import (
 )
 
 from trioserve.errors import InvalidMediaError
-from trioserve.media.pipe import MAX_TEXT, MediaLimits
+from trioserve.media.orders import MAX_TEXT, MediaLimits
 
 if TYPE_CHECKING:
     from av.container import InputContainer

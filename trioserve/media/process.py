@@ -6,19 +6,29 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any, Literal
 
 import attrs
+import msgspec
 import numpy as np
 
+from trioserve.children.child import Child, ChildError, bare_environment, how
 from trioserve.errors import InvalidMediaError
-from trioserve.media.pipe import MAX_TEXT, MediaLimits, PipeError, read, write_data, write_message
+from trioserve.media.orders import (
+    MAX_ANSWER,
+    MAX_TEXT,
+    Answer,
+    Data,
+    MediaLimits,
+    Order,
+    Picture,
+    Refused,
+    Text,
+)
 from trioserve.types import (
     DecodedAudio,
     DecodedDocument,
@@ -26,30 +36,28 @@ from trioserve.types import (
     DecodedMedia,
     DecodedPage,
     DecodedVideo,
-    MediaKind,
     content_id,
 )
 
 #: Samples are checked in pieces of this size.
 _SAMPLES = 2**20
 
+#: Characters of a reason that are passed on.
+_MAX_REASON = 300
 
-@attrs.frozen(kw_only=True)
-class Order:
-    """What to decode a file to."""
+_answers = msgspec.msgpack.Decoder(Answer)
 
-    format: str
-    kind: MediaKind | Literal["document"]
-    rate: int = 0  # samples a second, of sound
-    fps: float = 0.0  # frames a second, of video; 0: all
-    with_images: bool = False  # whether the pages of a document become images, too
+
+class AnswerError(Exception):
+    """The process has sent what it cannot have found in a file."""
 
 
 class AnswerReader:
-    """Reads the answer to one order."""
+    """Reads the answer to one order. `receive` gives the next payload."""
 
-    def __init__(self, order: Order, limits: MediaLimits) -> None:
+    def __init__(self, order: Order, limits: MediaLimits, receive: Callable[[], bytes]) -> None:
         self._order = order
+        self._receive = receive
         self._pages: list[list[str]] = []  # of a document, the pieces of the text of each
         self._n_chars = 0
         self._limits = limits
@@ -60,26 +68,35 @@ class AnswerReader:
         if order.kind == "audio":
             self._room = 4 * math.ceil((limits.max_seconds + 1) * order.rate)
 
-    def read(self, stream: IO[bytes]) -> DecodedMedia | DecodedDocument:
+    def read(self) -> DecodedMedia | DecodedDocument:
         """Read a whole answer of the decoder.
 
         Raises:
             InvalidMediaError: the file cannot be used. The message is a part of a sentence.
-            PipeError: the answer is invalid, or there is none.
-            OSError: it cannot be read.
+            AnswerError: the answer is invalid.
+            ChildError: there is none.
         """
         while True:
-            block = read(stream, self._room)
-            if isinstance(block, bytes):
-                self._room -= self._sound.write(block)
-            elif "size" in block:
-                self._read_image(block, stream)
-            elif "text" in block:
-                self._take_text(block)
-            else:
-                break
-        _check_refused(block)
-        return self._media()
+            match self._next():
+                case Data(data) if 0 < len(data) <= self._room:
+                    self._room -= self._sound.write(data)
+                case Picture() as picture:
+                    self._read_image(picture)
+                case Text() as text:
+                    self._take_text(text)
+                case Data():
+                    raise AnswerError("data that cannot be")
+                case _:
+                    return self._media()
+
+    def _next(self) -> Answer:
+        try:
+            answer: Answer = _answers.decode(self._receive())
+        except (ValueError, RecursionError, msgspec.MsgspecError):
+            raise AnswerError("no answer") from None
+        if isinstance(answer, Refused):
+            raise InvalidMediaError(answer.reason[:_MAX_REASON])
+        return answer
 
     @property
     def _most_images(self) -> int:
@@ -87,43 +104,40 @@ class AnswerReader:
         most = {"audio": 0, "image": 1, "video": self._limits.max_frames}
         return most.get(self._order.kind, len(self._pages))
 
-    def _take_text(self, block: dict[str, Any]) -> None:
-        match block:
-            case {"text": str(text), "page": int(page)} if (
-                self._order.kind == "document"
-                and page < self._limits.max_frames
-                and page in (len(self._pages) - 1, len(self._pages))
-                and self._n_chars + len(text) <= MAX_TEXT
-            ):
-                self._n_chars += len(text)
-                if page == len(self._pages):
-                    self._pages.append([])
-                self._pages[page].append(text)
-            case _:
-                raise PipeError("a text that cannot be")
+    def _take_text(self, piece: Text) -> None:
+        page = piece.page
+        self._n_chars += len(piece.text)
+        if not (
+            self._order.kind == "document"
+            and 0 <= page < self._limits.max_frames
+            and page in (len(self._pages) - 1, len(self._pages))
+            and self._n_chars <= MAX_TEXT
+        ):
+            raise AnswerError("a text that cannot be")
+        if page == len(self._pages):
+            self._pages.append([])
+        if piece.text:
+            self._pages[page].append(piece.text)
 
-    def _read_image(self, block: dict[str, Any], stream: IO[bytes]) -> None:
-        match block:
-            case {"at": float(at), "size": [int(width), int(height)]} if (
-                len(self._frames) < self._most_images
-                and 0 <= at <= self._limits.max_seconds
-                and 0 < width * height <= self._limits.max_pixels
-                and width > 0
-            ):
-                size = 3 * width * height
-            case _:
-                raise PipeError("an image that cannot be")
-        data = BytesIO()
-        while data.tell() < size:
-            piece = read(stream, size - data.tell())
-            if isinstance(piece, dict):
-                _check_refused(piece)
-                raise PipeError("an image that is not complete")
-            data.write(piece)
+    def _read_image(self, picture: Picture) -> None:
+        width, height = picture.width, picture.height
+        if not (
+            len(self._frames) < self._most_images
+            and 0 <= picture.at <= self._limits.max_seconds
+            and 0 < width * height <= self._limits.max_pixels
+            and width > 0
+        ):
+            raise AnswerError("an image that cannot be")
+        room, data = 3 * width * height, BytesIO()
+        while room > 0:
+            piece = self._next()
+            if not isinstance(piece, Data) or not 0 < len(piece.data) <= room:
+                raise AnswerError("an image that is not complete")
+            room -= data.write(piece.data)
         pixels = data.getvalue()
         id = content_id(b"image %d %d" % (width, height), pixels)
         image = DecodedImage(width=width, height=height, pixels=pixels, id=id)
-        self._frames.append((at, image))
+        self._frames.append((picture.at, image))
 
     def _media(self) -> DecodedMedia | DecodedDocument:
         if self._order.kind == "audio":
@@ -137,16 +151,11 @@ class AnswerReader:
                 )
             )
         if not self._frames:
-            raise PipeError("no image")
+            raise AnswerError("no image")
         if self._order.kind == "image":
             return self._frames[0][1]
         told = [f"{at!r} {image.id}".encode() for at, image in self._frames]
         return DecodedVideo(frames=tuple(self._frames), id=content_id(b"video", *told))
-
-
-def _check_refused(block: dict[str, Any]) -> None:
-    if "refused" in block:
-        raise InvalidMediaError(str(block["refused"]))
 
 
 def _checked_sound(data: bytes, rate: int) -> DecodedAudio:
@@ -156,7 +165,7 @@ def _checked_sound(data: bytes, rate: int) -> DecodedAudio:
         InvalidMediaError: there are none, or some are no numbers.
     """
     if len(data) % 4:
-        raise PipeError("a part of a sample")
+        raise AnswerError("a part of a sample")
     samples = np.frombuffer(data, np.float32)
     if len(samples) < 2:
         raise InvalidMediaError("has no sound in it")
@@ -173,13 +182,6 @@ def _checked_sound(data: bytes, rate: int) -> DecodedAudio:
 
 #: The program that decodes. It imports what this process must not have.
 _MODULE = "trioserve.media.child"
-
-#: Variables without which a Python may not find its libraries. No others are passed on.
-_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT")
-
-
-#: Seconds for a process to end by itself when it has closed its pipe.
-_LAST = 0.5
 
 #: Bytes of RAM that a process may have between two files; it begins with some 40 MiB.
 _MAX_KEPT = 192 * 2**20
@@ -217,19 +219,19 @@ class Decoder:
 
     def __init__(self, limits: MediaLimits) -> None:
         self._limits = limits
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._ended = False
         self._lock = threading.Lock()
 
     @property
     def is_usable(self) -> bool:
         """Whether it can decode another file."""
-        return not self._ended and (self._process is None or self._process.poll() is None)
+        return not self._ended and (self._child is None or self._child.is_alive)
 
     @property
     def pid(self) -> int | None:
         """The number of the process, if it was started."""
-        return None if self._process is None else self._process.pid
+        return None if self._child is None else self._child.pid
 
     def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
         """Decode a file in the process. Blocks until that is done.
@@ -242,39 +244,33 @@ class Decoder:
         if len(data) > most:
             raise InvalidMediaError(f"has more than {most} bytes")
         try:
-            process = self._start()
-            assert process.stdin is not None and process.stdout is not None
-            try:
-                write_message(process.stdin, attrs.asdict(order))
-                write_data(process.stdin, data)
-                process.stdin.flush()
-                return AnswerReader(order, self._limits).read(process.stdout)
-            except (PipeError, OSError) as error:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(_LAST)
-                self.close()
-                code = process.returncode
-                raise DecoderError(f"{error}; exit code {code}", code=code) from error
+            return self._decoded(self._start(), data, order)
         finally:
             if self._ended or self._has_grown():
                 self.close()
+
+    def _decoded(self, child: Child, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
+        try:
+            child.send(msgspec.msgpack.encode(order))
+            child.send(data)
+            return AnswerReader(order, self._limits, child.receive).read()
+        except (AnswerError, ChildError) as error:
+            self._ended = True
+            code = child.end()
+            raise DecoderError(f"{error}: it {how(code)}", code=code) from error
 
     def kill(self) -> None:
         """Kill the process at once; a running `decode` then raises in its thread."""
         with self._lock:
             self._ended = True
-            if self._process is not None:
-                self._process.kill()
+            if self._child is not None:
+                self._child.kill()
 
     def close(self) -> None:
         """Kill the process, and wait until it has ended. Not while `decode` runs."""
         self.kill()
-        if (process := self._process) is not None:
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None
-                with suppress(OSError):  # it has not read everything
-                    stream.close()
+        if self._child is not None:
+            self._child.end()
 
     def _has_grown(self) -> bool:
         """Whether the process keeps more memory than it needs, as after a leak in a decoder."""
@@ -284,26 +280,15 @@ class Decoder:
             return False
         return pages * _PAGE > _MAX_KEPT
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Child:
         with self._lock:
             if self._ended:
                 raise DecoderError("it was ended before it began")
-            if self._process is None:
+            if self._child is None:
+                limits = json.dumps(attrs.asdict(self._limits))
+                command = [sys.executable, "-P", "-s", "-m", _MODULE, limits]
                 try:
-                    self._process = _open(self._limits)
+                    self._child = Child(command, env=bare_environment(), max_frame=MAX_ANSWER)
                 except OSError as error:
                     raise DecoderError(f"no process can be started: {error.strerror}") from error
-            return self._process
-
-
-def _open(limits: MediaLimits) -> subprocess.Popen[bytes]:
-    environ = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen(
-        [sys.executable, "-P", "-s", "-m", _MODULE, json.dumps(attrs.asdict(limits))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environ,
-        start_new_session=True,
-    )
+            return self._child

@@ -20,8 +20,8 @@ from tests.support.waiting import patiently, until
 from trioserve.errors import InvalidMediaError, ServerClosingError, UnavailableError
 from trioserve.fair_limiter import working_for
 from trioserve.media import process
-from trioserve.media.pipe import MediaLimits
-from trioserve.media.process import Decoder, DecoderError, Order
+from trioserve.media.orders import MediaLimits, Order
+from trioserve.media.process import Decoder, DecoderError
 from trioserve.server.media.loader import Decoders
 from trioserve.types import DecodedImage
 
@@ -198,9 +198,8 @@ async def test_a_process_ends_with_its_server() -> None:
     program = (
         "import os\n"
         "from tests.support.media_files import image_file\n"
-        "from trioserve.media.process import Order\n"
         "from trioserve.media.process import Decoder\n"
-        "from trioserve.media.pipe import MediaLimits\n"
+        "from trioserve.media.orders import MediaLimits, Order\n"
         "decoder = Decoder(MediaLimits())\n"
         "decoder.decode(image_file(), Order(format='png', kind='image'))\n"
         "print(decoder.pid, flush=True)\n"

@@ -12,7 +12,7 @@ from PIL import ExifTags, Image
 
 from tests.support.media_files import RED, av_file, image_file, wav_file
 from trioserve.errors import InvalidMediaError, NotSupportedError, PayloadTooLargeError
-from trioserve.media.pipe import MediaLimits
+from trioserve.media.orders import MediaLimits
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.media import loader as media
 from trioserve.server.media.loader import MediaLoader, Wanted, size_of

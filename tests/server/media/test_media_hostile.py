@@ -18,7 +18,7 @@ from tests.support.media_bombs import BOMBS, GOOD, damage
 from tests.support.media_files import float_wav, image_file
 from tests.support.waiting import patiently
 from trioserve.errors import InvalidMediaError
-from trioserve.media.pipe import MediaLimits
+from trioserve.media.orders import MediaLimits
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.media import loader
 from trioserve.server.media.loader import MediaLoader, Wanted

@@ -18,7 +18,7 @@ from tests.support.pdf_files import pdf_file
 from tests.support.projectors import WordProjector
 from tests.support.scripts import answering, noting
 from trioserve.errors import InvalidMediaError, NotSupportedError
-from trioserve.media.pipe import MediaLimits
+from trioserve.media.orders import MediaLimits
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.media import loader as media
 from trioserve.server.media.loader import MediaLoader

@@ -28,8 +28,8 @@ from trioserve.errors import (
 )
 from trioserve.fair_limiter import FairLimiter
 from trioserve.log import get_logger
-from trioserve.media.pipe import Format, MediaLimits, sniff
-from trioserve.media.process import Decoder, DecoderError, Order
+from trioserve.media.orders import Format, MediaLimits, Order, sniff
+from trioserve.media.process import Decoder, DecoderError
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.media.fetch import Dialer, Fetcher, FetchRules
 from trioserve.types import (

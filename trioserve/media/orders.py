@@ -1,18 +1,17 @@
-"""What a server and the process that decodes for it agree on: files, their sizes, and pipes.
+"""What a server and the process that decodes for it agree on: files, their sizes, and messages.
 
-Messages and data go through the pipes, each with its length before it. Nothing that is read is
-executed, as a pickle would be: the process reads the files of strangers, and may be theirs.
+An order is a frame, and its file another. Answers are frames, too: the last one is `End` or
+`Refused`. The process reads the files of strangers, and may be theirs.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Literal, TypeAlias
 
 import attrs
+import msgspec
 
 from trioserve.errors import InvalidMediaError
 from trioserve.types import MediaKind
@@ -85,50 +84,49 @@ def sniff(data: bytes) -> Format:
     raise InvalidMediaError(f"is none of the files that are taken: {NAMES}")
 
 
-_HEAD = struct.Struct(">cQ")
-_MESSAGE, _DATA = b"m", b"d"
-_MAX_MESSAGE = 2**16
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What to decode the file to that comes in the next frame."""
+
+    format: str
+    kind: MediaKind | Literal["document"]
+    rate: int = 0  # samples a second, of sound
+    fps: float = 0.0  # frames a second, of video; 0: all
+    with_images: bool = False  # whether the pages of a document become images, too
 
 
-class PipeError(Exception):
-    """The other side has ended, or sent an invalid message."""
+class Picture(msgspec.Struct, frozen=True, tag="picture"):
+    """The size of an image, whose pixels follow, and when it is shown; of a document, its page."""
+
+    at: float
+    width: int
+    height: int
 
 
-def write_message(stream: IO[bytes], message: dict[str, Any]) -> None:
-    """Write a message. Raises OSError."""
-    data = json.dumps(message).encode()
-    stream.write(_HEAD.pack(_MESSAGE, len(data)) + data)
+class Text(msgspec.Struct, frozen=True, tag="text"):
+    """A piece of the text of a page."""
+
+    page: int
+    text: str
 
 
-def write_data(stream: IO[bytes], data: bytes) -> None:
-    """Write data. Raises OSError."""
-    stream.write(_HEAD.pack(_DATA, len(data)))
-    stream.write(data)
+class Data(msgspec.Struct, frozen=True, tag="data"):
+    """A piece of pixels or of samples."""
+
+    data: bytes
 
 
-def read(stream: IO[bytes], most: int) -> dict[str, Any] | bytes:
-    """Read a message, or data of at most `most` bytes.
-
-    Raises:
-        PipeError: the stream has ended, or the message is too long or malformed.
-    """
-    kind, length = _HEAD.unpack(_read_exactly(stream, _HEAD.size))
-    if length > (_MAX_MESSAGE if kind == _MESSAGE else most):
-        raise PipeError(f"{length} bytes are too many")
-    data = _read_exactly(stream, length)
-    if kind == _DATA:
-        return data
-    try:
-        message = json.loads(data)
-    except (ValueError, RecursionError):
-        message = None
-    if kind != _MESSAGE or not isinstance(message, dict):
-        raise PipeError("no message")
-    return message
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """The end of an answer."""
 
 
-def _read_exactly(stream: IO[bytes], length: int) -> bytes:
-    data = stream.read(length)
-    if len(data) < length:
-        raise PipeError("the other side has ended")
-    return data
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The end of an answer: why the file cannot be used, as a part of a sentence."""
+
+    reason: str
+
+
+Answer: TypeAlias = Picture | Text | Data | End | Refused
+
+#: Bytes of a `Data`, and of the frame of any answer.
+PIECE = 2**20
+MAX_ANSWER = PIECE + 2**10

@@ -1,0 +1,212 @@
+"""`Child`: a process that was started here, with a socket to it, until nothing is left of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import IO, Self, TypeVar
+
+from trioserve.children.frames import MAX_FRAME, FrameError, FrameReader, head
+
+_T = TypeVar("_T")
+
+#: Seconds for a process to end by itself when the socket to it was closed.
+_FAREWELL = 0.5
+
+_CHUNK = 2**18
+
+#: Variables without which a Python may not find its libraries.
+_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT")
+
+
+class ChildError(Exception):
+    """The process has ended, or sent what is no frame."""
+
+
+class Child:
+    """A process, and the frames to and from it.
+
+    One thread at a time may talk with it, and `end` it; `kill` may be called from any, also
+    meanwhile. `trioserve.children.inside` is its own side. A block ends the process.
+
+    Args:
+        command: the program and its arguments.
+        env: all of its variables; None: those of this process.
+        log: where its output goes, both what C and what Python writes.
+        max_frame: bytes of a payload that it may send.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        log: IO[bytes] | int = subprocess.DEVNULL,
+        max_frame: int = MAX_FRAME,
+    ) -> None:
+        #: How it has ended, as `subprocess` has it: its exit code, or less the number of a signal.
+        self.code: int | None = None
+        self._reader = FrameReader(max_frame)
+        self._frames = deque[bytes]()
+        self._lock = threading.Lock()
+        self._is_killed = False
+        self.socket, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE if sys.platform == "win32" else theirs.fileno(),
+                    stdout=log,
+                    stderr=log,
+                    env=env,
+                    start_new_session=True,  # no Ctrl+C, and a group to kill
+                )
+                if sys.platform == "win32":
+                    assert self._process.stdin is not None
+                    with self._process.stdin as stdin:
+                        stdin.write(theirs.share(self._process.pid))
+        except BaseException:
+            self.socket.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process was not killed and has not ended."""
+        return not self._is_killed and not self._has_exited()
+
+    def send(self, payload: bytes, deadline: float = math.inf) -> None:
+        """Send a frame. After an exception the process is of no more use.
+
+        Args:
+            payload: of the frame.
+            deadline: when it has to be sent, by `time.monotonic`.
+
+        Raises:
+            ChildError: the process has ended.
+            TimeoutError: the process did not read it in time.
+        """
+        for part in (head(payload), payload):
+            self._try(deadline, partial(self.socket.sendall, part))
+
+    def receive(self, deadline: float = math.inf) -> bytes:
+        """Wait for the payload of the next frame.
+
+        Raises:
+            ChildError: the process has ended, or this is no frame.
+            TimeoutError: none has come before the deadline, by `time.monotonic`. It may come yet.
+        """
+        while not self._frames:
+            if not (data := self._try(deadline, partial(self.socket.recv, _CHUNK))):
+                where = " within a frame" if self._reader.is_partial else ""
+                raise ChildError(f"the process has ended{where}")
+            try:
+                self._frames += self._reader.feed(data)
+            except FrameError as error:
+                raise ChildError(str(error)) from None
+        return self._frames.popleft()
+
+    def _try(self, deadline: float, call: Callable[[], _T]) -> _T:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.socket.settimeout(None if left == math.inf else left)
+        try:
+            return call()
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise ChildError("the process has ended") from error
+
+    def kill(self) -> None:
+        """Kill the process and all of its group. What waits for it raises."""
+        with self._lock:
+            if self._is_killed:
+                return
+            self._is_killed = True
+            if sys.platform == "win32":
+                self._process.kill()
+            elif self._process.returncode is None:  # not reaped, so the number is of no other group
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
+            # A process that has left the group may still have the other end.
+            with suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def end(self, patience: float = _FAREWELL) -> int:
+        """Close the socket, and wait for the end, which is soon. Returns `code`.
+
+        Args:
+            patience: seconds to wait before the process is killed. What is left of its group is
+                killed in any case.
+        """
+        if self.code is None:
+            with self._lock:
+                self.socket.close()
+            self._await_exit(time.monotonic() + patience)
+            self.kill()
+            self.code = self._process.wait()
+        return self.code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.end(0.0 if kind else _FAREWELL)
+
+    def _await_exit(self, deadline: float) -> None:
+        delay = 0.0005
+        while not self._has_exited() and time.monotonic() + delay < deadline:
+            time.sleep(delay)
+            delay = min(2 * delay, 0.05)
+
+    def _has_exited(self) -> bool:
+        if self.code is not None:
+            return True
+        if not hasattr(os, "waitid"):  # macOS, Windows
+            return self._process.poll() is not None
+        try:
+            # Does not reap it: its group is killed before.
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        except ChildProcessError:
+            return True  # another thread has just reaped it
+
+
+def how(code: int) -> str:
+    """How a process has ended: the end of a sentence that begins with its name."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+def bare_environment() -> dict[str, str]:
+    """Variables for a Python that imports what this one can, and knows nothing else of it."""
+    environ = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    return environ
