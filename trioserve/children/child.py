@@ -67,18 +67,7 @@ class Child:
         self.socket, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE if sys.platform == "win32" else theirs.fileno(),
-                    stdout=log,
-                    stderr=log,
-                    env=env,
-                    start_new_session=True,  # no Ctrl+C, and a group to kill
-                )
-                if sys.platform == "win32":
-                    assert self._process.stdin is not None
-                    with self._process.stdin as stdin:
-                        stdin.write(theirs.share(self._process.pid))
+                self._process = _open(theirs, command, env, log)
         except BaseException:
             self.socket.close()
             raise
@@ -155,8 +144,8 @@ class Child:
         """Close the socket, and wait for the end, which is soon. Returns `code`.
 
         Args:
-            patience: seconds to wait before the process is killed. What is left of its group is
-                killed in any case.
+            patience: seconds to wait before the process is killed. The rest of its group is killed
+                in any case.
         """
         if self.code is None:
             with self._lock:
@@ -193,6 +182,27 @@ class Child:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
         except ChildProcessError:
             return True  # another thread has just reaped it
+
+
+def _open(
+    theirs: socket.socket,
+    command: Sequence[str],
+    env: Mapping[str, str] | None,
+    log: IO[bytes] | int,
+) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE if sys.platform == "win32" else theirs.fileno(),
+        stdout=log,
+        stderr=log,
+        env=env,
+        start_new_session=True,  # no Ctrl+C, and a group to kill
+    )
+    if sys.platform == "win32":
+        assert process.stdin is not None
+        with process.stdin as stdin:
+            stdin.write(theirs.share(process.pid))
+    return process
 
 
 def how(code: int) -> str:

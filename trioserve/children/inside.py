@@ -70,7 +70,7 @@ if sys.platform != "win32":
         resource.setrlimit(which, (value, value))
 
     def limit_memory(more: int) -> None:
-        """Limit the address space to what this process has, and so many bytes more."""
+        """Limit the address space to what this process has, and these bytes more."""
         size = 2**30
         try:
             with open("/proc/self/statm") as file:
