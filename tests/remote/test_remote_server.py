@@ -23,10 +23,13 @@ from trioserve.api.service import Service
 from trioserve.chat.deltas import ContentDelta, Message, ToolCall
 from trioserve.chat.messages import Audio, Image
 from trioserve.errors import (
+    AuthenticationError,
     DeadlineExceededError,
     InvalidMediaError,
     InvalidRequestError,
+    NotFoundError,
     NotSupportedError,
+    PermissionDeniedError,
     TooManyRequestsError,
     TrioServeError,
     UnavailableError,
@@ -265,7 +268,7 @@ async def test_a_server_with_keys_and_several_models() -> None:
             assert (await two.chat(HI)).message.content == "two"
             assert await two.tokenize("hi") == (104, 105)
         async with RemoteServer(router.url, model="two") as refused:
-            with pytest.raises(TrioServeError, match=f"The server at {router.url} says"):
+            with pytest.raises(AuthenticationError, match=f"The server at {router.url} says"):
                 await refused.detokenize([104])
 
 
@@ -339,6 +342,8 @@ async def test_tool_calls_in_no_order(index: int, name: str | None) -> None:
         ({"type": "server_error", "message": "m", "param": None}, TrioServeError),
         ({"type": "unavailable_error", "message": "m", "param": None}, UnavailableError),
         ({"type": "rate_limit_error", "message": "m", "param": None}, TooManyRequestsError),
+        ({"type": "permission_error", "message": "m", "param": None}, PermissionDeniedError),
+        ({"type": "not_found_error", "message": "m", "param": None}, NotFoundError),
         ({"type": "timeout_error", "message": "m", "param": None}, DeadlineExceededError),
         ({"type": "exceed_context_size_error", "message": "m", "param": "prompt"},
          InvalidRequestError),

@@ -18,9 +18,12 @@ import trio
 from trioserve.chat.messages import Attachment, Audio, Image, Video
 from trioserve.children.lines import Lines, LineTooLongError
 from trioserve.errors import (
+    AuthenticationError,
     DeadlineExceededError,
     InvalidRequestError,
+    NotFoundError,
     NotSupportedError,
+    PermissionDeniedError,
     TooManyRequestsError,
     TrioServeError,
     UnavailableError,
@@ -33,7 +36,15 @@ T = TypeVar("T")
 #: The classes of errors, by the ``type`` that they have in JSON.
 _ERRORS: Mapping[str, type[TrioServeError]] = {
     kind.type: kind
-    for kind in (DeadlineExceededError, InvalidRequestError, NotSupportedError, UnavailableError)
+    for kind in (
+        AuthenticationError,
+        DeadlineExceededError,
+        InvalidRequestError,
+        NotFoundError,
+        NotSupportedError,
+        PermissionDeniedError,
+        UnavailableError,
+    )
 }
 
 #: Seconds after which a client that was refused may come back.
@@ -190,11 +201,12 @@ class ServerEvents(Generic[T]):
     def _take(self) -> bytes | None:
         """The next event that has been received whole, or None."""
         try:
-            lines = iter(self._lines.take, None)
-            events = (line[5:].strip() for line in lines if line.startswith(b"data:"))
-            return next((event for event in events if event.startswith(b"{")), None)
+            while (line := self._lines.take()) is not None:
+                if line.startswith(b"data:") and (event := line[5:].strip()).startswith(b"{"):
+                    return event
         except LineTooLongError:
             raise UnavailableError(f"{self.name} sends an event that is too long.") from None
+        return None
 
 
 async def receive_all(answer: ServerAnswer, most: int = _MAX_ANSWER, name: str = _UNNAMED) -> bytes:
