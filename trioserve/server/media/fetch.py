@@ -12,10 +12,8 @@ import re
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import aclosing, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import Any, TypeAlias
 from urllib.parse import urljoin, urlsplit
 
 import attrs
@@ -192,9 +190,6 @@ FAILURES = (
     OSError,
 )
 
-#: Wraps a connection, below TLS.
-Wrap: TypeAlias = Callable[[httpcore2.AsyncNetworkStream], httpcore2.AsyncNetworkStream]
-
 
 @attrs.define(eq=False)
 class Dialer:
@@ -203,9 +198,7 @@ class Dialer:
     _rules: FetchRules  # the allowed hosts
     _certificates: ssl.SSLContext | None = None  # to trust; None: those of the usual authorities
 
-    async def connection(
-        self, target: Target, wrap: Wrap = lambda stream: stream
-    ) -> httpcore2.AsyncHTTPConnection:
+    async def connection(self, target: Target) -> httpcore2.AsyncHTTPConnection:
         """Create a connection, which opens when a request is sent.
 
         Raises:
@@ -218,7 +211,7 @@ class Dialer:
         return httpcore2.AsyncHTTPConnection(
             httpcore2.Origin(target.scheme.encode(), target.host.encode(), target.port),
             ssl_context=self._certificates,
-            network_backend=_Pinned(addresses, wrap),
+            network_backend=_Pinned(addresses),
         )
 
 
@@ -243,7 +236,6 @@ class _Pinned(httpcore2.AsyncNetworkBackend):
     """Connects to the checked addresses, and ignores the host that httpcore2 passes."""
 
     _addresses: Sequence[str]
-    _wrap: Wrap
 
     async def connect_tcp(
         self,
@@ -262,14 +254,11 @@ class _Pinned(httpcore2.AsyncNetworkBackend):
 
     async def _connect(self, address: str, port: int) -> httpcore2.AsyncNetworkStream:
         backend = httpcore2.TrioBackend()
-        return self._wrap(await backend.connect_tcp(address, port, timeout=_CONNECT_SECONDS))
+        return await backend.connect_tcp(address, port, timeout=_CONNECT_SECONDS)
 
 
 _MAX_REDIRECTS = 3
 _REDIRECTS = (301, 302, 303, 307, 308)
-
-#: Bytes of a response in addition to its body: its head, and the lengths of chunks.
-_HEAD = 2**18
 
 #: The most concurrent fetches, and those of one client.
 _N_FETCHES, _N_FETCHES_EACH = 20, 16
@@ -319,21 +308,23 @@ class Fetcher:
 
     async def _get(self, target: Target, count: Callable[[int], None]) -> tuple[bytes, str | None]:
         """Send a GET request. Returns the body, or the URL of a redirect."""
-        meter = _Meter(self._max_bytes + _HEAD, count)
-        connection = await self._dialer.connection(target, wrap=partial(_Metered, meter))
         try:
-            async with connection:
-                return await self._exchange(connection, target)
+            async with await self._dialer.connection(target) as connection:
+                return await self._exchange(connection, target, count)
         except FAILURES as error:
             raise InvalidMediaError(f"could not be fetched from {target.netloc}") from error
 
     async def _exchange(
-        self, connection: httpcore2.AsyncHTTPConnection, target: Target
+        self,
+        connection: httpcore2.AsyncHTTPConnection,
+        target: Target,
+        count: Callable[[int], None],
     ) -> tuple[bytes, str | None]:
         headers = {"Host": target.netloc, **_HEADERS}
-        async with connection.stream(
-            "GET", url_of(target), headers=list(headers.items())
-        ) as response:
+        async with (
+            connection.stream("GET", url_of(target), headers=list(headers.items())) as response,
+            aclosing(response.aiter_stream()) as parts,
+        ):
             said = {
                 name.decode("ascii").lower(): value.decode("latin-1")
                 for name, value in response.headers
@@ -341,9 +332,13 @@ class Fetcher:
             if response.status in _REDIRECTS and "location" in said:
                 return b"", said["location"]
             self._check(response.status, said, target)
-            # The meter ends a transfer that is too long. An exception here would leave the
-            # generators of the body unfinished.
-            return b"".join([chunk async for chunk in response.aiter_stream()]), None
+            body = bytearray()
+            async for part in parts:
+                count(len(part))
+                body += part
+                if len(body) > self._max_bytes:
+                    raise InvalidMediaError("has too many bytes")
+            return bytes(body), None
 
     def _check(self, status: int, said: Mapping[str, str], target: Target) -> None:
         if status != 200:
@@ -353,48 +348,3 @@ class Fetcher:
         length = said.get("content-length")
         if length is not None and whole_number(length, most=self._max_bytes) is None:
             raise InvalidMediaError(f"has more than {self._max_bytes} bytes")
-
-
-@attrs.define
-class _Meter:
-    """Counts the bytes of a response, and ends it if it is too long."""
-
-    n_left: int
-    count: Callable[[int], None]
-
-    def add(self, n_bytes: int) -> None:
-        self.count(n_bytes)
-        self.n_left -= n_bytes
-        if self.n_left < 0:
-            raise InvalidMediaError("has too many bytes")
-
-
-@attrs.define(eq=False)
-class _Metered(httpcore2.AsyncNetworkStream):
-    """A connection that counts its incoming bytes."""
-
-    _meter: _Meter
-    _stream: httpcore2.AsyncNetworkStream
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        data = await self._stream.read(max_bytes, timeout)
-        self._meter.add(len(data))
-        return data
-
-    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        await self._stream.write(buffer, timeout)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-    async def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
-        return _Metered(self._meter, stream)
-
-    def get_extra_info(self, info: str) -> Any:
-        return self._stream.get_extra_info(info)
