@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 import trio
 
 from tests.support import fake_whisper
+from tests.support.cancellation import CancelAtStep
 from tests.support.fake_fleet import routed
 from tests.support.http_server import child_app, serving_script, slots_in_use
 from tests.support.media_files import image_file, wav_file
@@ -108,6 +110,29 @@ async def test_leaving_a_stream_frees_the_slot() -> None:
         with patiently():
             while await slots_in_use(service):
                 await trio.lowlevel.checkpoint()
+
+
+async def test_cancelled_at_any_await_a_request_leaves_nothing() -> None:
+    async with serving_script() as (url, service):
+        open_before = len(os.listdir("/proc/self/fd"))
+        for n in range(1, 1000):
+            canceller = CancelAtStep(n)
+
+            async def chat() -> None:
+                async with RemoteServer(url) as server:
+                    await server.chat(HI, max_tokens=3)
+
+            await canceller.run(chat)
+            if not canceller.scope.cancelled_caught:
+                break
+        else:
+            raise AssertionError("it never ends")
+        assert n > 5
+        with patiently():
+            while await slots_in_use(service) or len(os.listdir("/proc/self/fd")) > open_before:
+                await trio.lowlevel.checkpoint()
+            async with RemoteServer(url) as server:
+                assert (await server.complete("a")).text == "A"
 
 
 async def test_a_program_uses_either_server() -> None:
