@@ -14,12 +14,16 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, TypeVar
 
 from trioserve.children.frames import MAX_FRAME, FrameError, FrameReader, head
 
 _T = TypeVar("_T")
+
+#: The folder of `inside`, for the `sys.path` of a process that imports nothing of trioserve.
+INSIDE = str(Path(__file__).parent)
 
 #: Seconds for a process to end by itself when the socket to it was closed.
 _FAREWELL = 0.5
