@@ -35,17 +35,11 @@ T = TypeVar("T")
 
 #: The classes of errors, by the ``type`` that they have in JSON.
 _ERRORS: Mapping[str, type[TrioServeError]] = {
-    kind.type: kind
-    for kind in (
-        AuthenticationError,
-        DeadlineExceededError,
-        InvalidRequestError,
-        NotFoundError,
-        NotSupportedError,
-        PermissionDeniedError,
-        UnavailableError,
+    kind.type: kind for kind in (
+        AuthenticationError, DeadlineExceededError, InvalidRequestError, NotFoundError,
+        NotSupportedError, PermissionDeniedError, UnavailableError,
     )
-}
+}  # fmt: skip
 
 #: Seconds after which a client that was refused may come back.
 _RETRY_AFTER = 1.0

@@ -35,7 +35,7 @@ from trioserve.errors import (
 )
 from trioserve.remote import answers
 from trioserve.remote.answers import AnswerEvent, CompletionEvent, Ending
-from trioserve.remote.client import ServerClient, ServerEvents, connected_to
+from trioserve.remote.client import ServerClient, ServerEvents, connected_to, read_json
 from trioserve.server.generation.embeddings import Embeddings, Ranking
 from trioserve.server.keywords import (
     ChatFields,
@@ -75,6 +75,7 @@ _HTTP_NAMES = {
 }
 
 
+_T = TypeVar("_T")
 _Whole = TypeVar("_Whole")
 
 
@@ -237,6 +238,24 @@ def _read_recording(recording: Recording) -> bytes:
         raise InvalidMediaError(f"{file!r} cannot be read: {error.strerror}.") from error
 
 
+class _Vector(msgspec.Struct):
+    embedding: list[float]
+    index: int = 0
+
+
+class _Vectors(msgspec.Struct):
+    data: list[_Vector]
+
+
+class _Score(msgspec.Struct):
+    index: int
+    relevance_score: float
+
+
+class _Scores(msgspec.Struct):
+    results: list[_Score]
+
+
 class _Word(msgspec.Struct):
     word: str
     start: float
@@ -367,8 +386,9 @@ class RemoteServer(EnteredOnce):
         body = {**self._http(fields), "input": given, "priority": priority}
         chosen = {"dimensions": dimensions, "embd_normalize": normalize}
         body |= {name: value for name, value in chosen.items() if value is not None}
-        answer = await self._client.ask("/v1/embeddings", body, form=answers.Vectors)
-        vectors = tuple(np.array(one, np.float32) for one in answer.in_order())
+        answer = await self._client.ask("/v1/embeddings", body, form=_Vectors)
+        found = sorted(answer.data, key=lambda one: one.index)
+        vectors = tuple(np.array(one.embedding, np.float32) for one in found)
         return Embeddings(vectors, (), Timings())
 
     async def rerank(
@@ -382,7 +402,7 @@ class RemoteServer(EnteredOnce):
         """Score how well each document fits a query; higher is better. Raises as `embed`."""
         texts = [documents] if isinstance(documents, str) else documents
         body = {**self._http(fields), "query": query, "documents": texts, "priority": priority}
-        answer = await self._client.ask("/v1/rerank", body, form=answers.Scores)
+        answer = await self._client.ask("/v1/rerank", body, form=_Scores)
         ranked = sorted(answer.results, key=lambda one: one.index)
         return Ranking(tuple(one.relevance_score for one in ranked), (), Timings())
 
@@ -409,24 +429,28 @@ class RemoteServer(EnteredOnce):
     ) -> tuple[int, ...]:
         """Convert text to token ids. Raises as `stream_complete`."""
         body = {"content": prompt, "add_special": add_special, "parse_special": parse_special}
-        answer = await self._client.ask("/tokenize", body | self._named, form=answers.Tokens)
-        return tuple(answer.tokens)
+        return tuple(await self._one("/tokenize", body, "tokens", list[int]))
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """Convert token ids to text. Raises as `stream_complete`."""
-        body = {"tokens": tokens, **self._named}
-        return (await self._client.ask("/detokenize", body, form=answers.Content)).content
+        return await self._one("/detokenize", {"tokens": tokens}, "content", str)
 
     async def render(self, messages: Messages, **fields: Unpack[RenderFields]) -> str:
         """Render a chat with the model's template. Raises as `Server.render`."""
         body = {**self._http(fields), "messages": messages}
-        return (await self._client.ask("/apply-template", body, form=answers.Rendered)).prompt
+        return await self._one("/apply-template", body, "prompt", str)
 
     async def count_tokens(self, messages: Messages, **fields: Unpack[RenderFields]) -> int:
         """Count the tokens of a chat's prompt. Raises as `Server.count_tokens`."""
         body = {**self._http(fields), "messages": messages}
         path = "/v1/chat/completions/input_tokens"
-        return (await self._client.ask(path, body, form=answers.InputTokens)).input_tokens
+        return await self._one(path, body, "input_tokens", int)
+
+    async def _one(self, path: str, body: Mapping[str, Any], name: str, form: type[_T]) -> _T:
+        """Send a request; returns the field of its answer that has this name."""
+        body = {**body, **self._named}
+        answer = await self._client.ask(path, body, form=dict[str, msgspec.Raw])
+        return read_json(bytes(answer.get(name, b"")), form, self._client.name)
 
     def _http(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Write the parameters of a program as fields of the HTTP interface."""
