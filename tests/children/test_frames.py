@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import trio.testing
 from hypothesis import given, strategies as st
 
-from trioserve.children.frames import MAX_FRAME, FrameError, FrameReader, framed
+from trioserve.children.frames import MAX_FRAME, FrameError, FrameReader, FrameStream, framed
 
 
 @given(
@@ -62,3 +63,16 @@ def test_frames_in_many_reads_are_not_joined_again_and_again() -> None:
     assert not any(pieces)
     many = FrameReader().feed(framed(b"x") * 200_000)
     assert many == [b"x"] * 200_000
+
+
+async def test_frames_on_a_stream() -> None:
+    one, other = trio.testing.memory_stream_pair()
+    sender, receiver = FrameStream(one), FrameStream(other, max_bytes=5)
+    for payload in (b"first", b"", b"third"):
+        await sender.send(payload)
+    await one.send_all(framed(b"half")[:-1])
+    await one.send_eof()
+    assert [await receiver.receive() for _ in range(4)] == [b"first", b"", b"third", None]
+    await receiver.send(b"longer")
+    with pytest.raises(FrameError):
+        await FrameStream(one, max_bytes=5).receive()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from struct import Struct
+from typing import Protocol
 
 #: Bytes of the payload of a frame, unless its reader allows another number.
 MAX_FRAME = 2**26
 
 _LENGTH = Struct("<I")
+_CHUNK = 2**18
 
 
 class FrameError(Exception):
@@ -67,3 +70,39 @@ class FrameReader:
         else:
             self._held += data[begin:]
         return payloads
+
+
+class _Stream(Protocol):
+    async def send_all(self, data: bytes) -> None: ...
+    async def receive_some(self, max_bytes: int) -> bytes | bytearray: ...
+
+
+class FrameStream:
+    """Frames on a stream of Trio. One task may send, and another receive.
+
+    Args:
+        stream: the stream.
+        max_bytes: of a payload that is received.
+    """
+
+    def __init__(self, stream: _Stream, max_bytes: int = MAX_FRAME) -> None:
+        self._stream = stream
+        self._reader = FrameReader(max_bytes)
+        self._payloads = deque[bytes]()
+
+    async def send(self, payload: bytes) -> None:
+        """Send a frame. If that is cancelled, no other can be sent."""
+        await self._stream.send_all(head(payload))
+        await self._stream.send_all(payload)
+
+    async def receive(self) -> bytes | None:
+        """The payload of the next frame; None: there is none. An incomplete frame is ignored.
+
+        Raises:
+            FrameError: this is no frame.
+        """
+        while not self._payloads:
+            if not (data := await self._stream.receive_some(_CHUNK)):
+                return None
+            self._payloads += self._reader.feed(data)
+        return self._payloads.popleft()

@@ -1,11 +1,12 @@
 """A program that transcribes recordings with faster-whisper, for the process that has started it.
 
-It imports nothing of trioserve, so that any Python that has faster-whisper can run it.
+It imports nothing of trioserve but `inside`, whose folder is its second argument, so that any
+Python that has faster-whisper can run it.
 
-Its argument is JSON: ``model``, a directory or a name; ``n_threads``; ``offline``. A job comes as a
-line of JSON on stdin, followed by `n_bytes` of samples (float32, 16,000 a second). What happens is
-told on stdout, in lines of JSON with one name each: ``ready``, ``language``, ``segment``, ``done``
-and ``error``. It ends when stdin does, in the middle of a job, too.
+Its first argument is JSON: ``model``, a directory or a name; ``n_threads``; ``offline``. A job
+comes as a frame of JSON and one of samples (float32, 16,000 a second). It tells what happens in
+frames of JSON: ``languages`` when the model is loaded, then ``language``, ``segment`` and
+``words``, ``done`` or ``error``. It ends when the socket does, in the middle of a job, too.
 """
 
 from __future__ import annotations
@@ -16,15 +17,28 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trioserve.children import inside
+else:
+    sys.path.append(sys.argv[2])
+    import inside
+
+#: What is told of a segment.
+_NAMES = ("text", "start", "end", "tokens", "temperature", "avg_logprob", "no_speech_prob")
 
 Tell = Callable[..., None]
 Job = tuple[dict[str, Any], bytes]
 
 
 def main() -> int:
-    """Load the model, and do jobs until stdin ends."""
-    tell = _take_stdout()
+    """Load the model, and do jobs until the socket ends."""
+    parent = inside.Parent()
+
+    def tell(**event: Any) -> None:
+        parent.send(json.dumps(event).encode())
+
     settings = json.loads(sys.argv[1])
     try:
         from faster_whisper import WhisperModel
@@ -37,9 +51,9 @@ def main() -> int:
     except Exception as error:  # report any error to the parent process
         tell(error=f"{type(error).__name__}: {error}")
         return 1
-    tell(ready={"languages": model.supported_languages})
+    tell(languages=model.supported_languages)
     jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    threading.Thread(target=_read_jobs, args=(jobs,), daemon=True).start()
+    threading.Thread(target=_read_jobs, args=(parent, jobs), daemon=True).start()
     while True:
         fields, samples = jobs.get()
         try:
@@ -48,23 +62,9 @@ def main() -> int:
             tell(error=f"{type(error).__name__}: {error}")
 
 
-def _take_stdout() -> Tell:
-    """Reserve stdout for events; the output of libraries goes to stderr."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def tell(**event: Any) -> None:
-        out.write(json.dumps(event) + "\n")
-        out.flush()
-
-    return tell
-
-
-def _read_jobs(jobs: queue.SimpleQueue[Job]) -> None:
-    while line := sys.stdin.buffer.readline():
-        fields = json.loads(line)
-        samples = sys.stdin.buffer.read(fields.pop("n_bytes"))
-        jobs.put((fields, samples))
+def _read_jobs(parent: inside.Parent, jobs: queue.SimpleQueue[Job]) -> None:
+    while (fields := parent.receive()) is not None and (samples := parent.receive()) is not None:
+        jobs.put((json.loads(fields), samples))
     os._exit(0)  # the parent has gone
 
 
@@ -74,21 +74,11 @@ def _transcribe(model: Any, fields: dict[str, Any], samples: bytes, tell: Tell) 
     segments, info = model.transcribe(np.frombuffer(samples, np.float32), **fields)
     tell(language=info.language)
     for segment in segments:
-        tell(
-            segment={
-                "text": segment.text,
-                "start": segment.start,
-                "end": segment.end,
-                "tokens": segment.tokens,
-                "temperature": segment.temperature,
-                "avg_logprob": segment.avg_logprob,
-                "no_speech_prob": segment.no_speech_prob,
-                "words": [
-                    {"text": word.word, "start": word.start, "end": word.end}
-                    for word in segment.words or ()
-                ],
-            }
-        )
+        words = [
+            {"text": word.word, "start": word.start, "end": word.end}
+            for word in segment.words or ()
+        ]
+        tell(segment={name: getattr(segment, name) for name in _NAMES}, words=words)
     tell(done=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from structlog.testing import capture_logs
 from tests.support import fake_whisper
 from tests.support.media_files import wav_file
 from tests.support.waiting import patiently, until
+from trioserve.children import inside
 from trioserve.concurrency import Feed, alongside
 from trioserve.config import Config
 from trioserve.errors import (
@@ -185,7 +187,7 @@ async def test_a_deadline_is_kept() -> None:
     ("prompt", "message"),
     [
         ("fail", "Whisper failed: ValueError: cannot do it"),
-        ("die", "The process that runs Whisper has ended, with exit code 3."),
+        ("die", "The process that runs Whisper ended with exit code 3."),
     ],
 )
 async def test_a_failure_is_told_and_the_next_one_works(prompt: str, message: str) -> None:
@@ -254,13 +256,34 @@ async def test_the_process_ends_with_the_one_that_has_started_it() -> None:
         fields = {"initial_prompt": "hang", "word_timestamps": False}
         await child.send(fields, b"\0" * 4)
         await child.receive()
-        stdin = child._process.stdin
-        assert stdin is not None
-        await stdin.aclose()  # as when the parent dies, in the middle of the work
-        with patiently():
-            assert await child._process.wait() == 0
+        await child._stream.aclose()  # as when the parent dies, in the middle of the work
+        await until(lambda: not child.is_alive)
     finally:
-        await child.kill()
+        await child.end()
+    assert child._child.code == 0
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "os.write(0, b'garbage')",
+        "parent.send(b'garbage')",
+        """parent.send(b'{"type": "ready"}')""",
+        "parent.send(b'[' * 100_000)",
+        """parent.send(b'{"languages": 1}')""",
+        "parent.send(bytes(2**21))",
+    ],
+)
+async def test_one_that_speaks_nonsense_is_ended(tmp_path: Path, said: str) -> None:
+    python = tmp_path / "python"
+    folder = Path(inside.__file__).parent
+    python.write_text(
+        f"#!{sys.executable}\nimport os, sys, time\nsys.path.append({str(folder)!r})\n"
+        f"import inside\nparent = inside.Parent()\n{said}\ntime.sleep(1000)\n"
+    )
+    python.chmod(0o755)
+    with pytest.raises(TranscriberError, match="Whisper cannot be understood"):
+        await WhisperChild.start(WhisperSettings(model="tiny", python=str(python)))
 
 
 @pytest.mark.needs("WHISPER")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import attrs
+import msgspec
 import trio
 
 import trioserve.media
-from trioserve.children.lines import LineReader
-from trioserve.concurrency import Gate
+from trioserve.children.child import INSIDE, Child, how
+from trioserve.children.frames import FrameError, FrameStream
+from trioserve.concurrency import Gate, surely
 from trioserve.errors import (
     InvalidRequestError,
     TranscriberError,
@@ -37,6 +39,13 @@ _PROGRAM = Path(trioserve.media.__file__).with_name("whisper.py")
 #: More threads gain little, and other requests need threads, too.
 _MAX_THREADS = 4
 
+#: Bytes of an event.
+_MAX_EVENT = 2**20
+
+#: Where the process writes its log, and seconds for it to end by itself.
+_STDERR = 2
+_FAREWELL = 0.5
+
 
 @attrs.frozen(kw_only=True)
 class WhisperSettings:
@@ -47,6 +56,17 @@ class WhisperSettings:
     python: str = sys.executable  # an interpreter with faster-whisper
 
 
+class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the process tells, one thing at a time."""
+
+    languages: frozenset[str] = frozenset()  # those of the model, which is loaded
+    language: str | None = None  # that of the recording
+    segment: Segment | None = None
+    words: tuple[Word, ...] = ()  # those of the segment
+    done: bool = False  # with the recording
+    error: str = ""  # why the job has failed, or the model cannot be loaded
+
+
 class WhisperChild:
     """A process with a loaded model. It runs one job at a time.
 
@@ -54,10 +74,10 @@ class WhisperChild:
         TranscriberError: from methods that wait: the process has failed or ended.
     """
 
-    def __init__(self, process: trio.Process) -> None:
-        assert process.stdout is not None
-        self._process = process
-        self._lines = LineReader(process.stdout)
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(child.socket))
+        self._frames = FrameStream(self._stream, _MAX_EVENT)
         self.languages: frozenset[str] = frozenset()
 
     @classmethod
@@ -69,65 +89,59 @@ class WhisperChild:
             "n_threads": min(_MAX_THREADS, os.cpu_count() or 1),
             "offline": settings.offline,
         }
-        command = [settings.python, "-P", str(_PROGRAM), json.dumps(arguments)]
+        command = [settings.python, "-P", str(_PROGRAM), json.dumps(arguments), INSIDE]
         try:
-            process = await trio.lowlevel.open_process(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # no Ctrl+C: the server ends the process
-            )
+            started = await trio.to_thread.run_sync(partial(Child, command, log=_STDERR))
         except OSError as error:
             raise TranscriberError(f"Whisper cannot be started: {error}") from error
-        child = cls(process)
+        child = cls(started)
         try:
-            ready = await child.receive()
-            child.languages = frozenset(ready["ready"]["languages"])
+            child.languages = (await child.receive()).languages
         except BaseException:
-            await child.kill()
+            await child.end()
             raise
         return child
 
     @property
     def is_alive(self) -> bool:
         """Whether the process has not failed or ended yet."""
-        return self._process.poll() is None
+        return self._child.is_alive
 
     async def send(self, fields: dict[str, Any], samples: bytes) -> None:
         """Start a job."""
-        assert self._process.stdin is not None
-        head = json.dumps({**fields, "n_bytes": len(samples)}) + "\n"
         try:
-            await self._process.stdin.send_all(head.encode())
-            await self._process.stdin.send_all(samples)
+            await self._frames.send(json.dumps(fields).encode())
+            await self._frames.send(samples)
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise await self._end() from error
+            raise await self._ended() from error
 
-    async def receive(self) -> dict[str, Any]:
+    async def receive(self) -> Event:
         """Wait for the next event."""
-        line = await self._lines.next()
-        if line is None:
-            raise await self._end()
-        event: dict[str, Any] = json.loads(line)
-        if "error" in event:
-            raise TranscriberError(f"Whisper failed: {event['error']}")
+        try:
+            payload = await self._frames.receive()
+            if payload is None:
+                raise await self._ended()
+            # Python's JSON has numbers that are none, as the program writes them.
+            event = msgspec.convert(json.loads(payload), Event)
+        except trio.BrokenResourceError as error:
+            raise await self._ended() from error
+        except (FrameError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            raise TranscriberError(f"Whisper cannot be understood: {error}") from error
+        if event.error:
+            raise TranscriberError(f"Whisper failed: {event.error}")
         return event
 
-    async def _end(self) -> TranscriberError:
+    async def _ended(self) -> TranscriberError:
         """Make the error for a process that has ended."""
-        await self.kill()
-        return TranscriberError(
-            f"The process that runs Whisper has ended, with exit code {self._process.returncode}."
-        )
+        await self.end(_FAREWELL)
+        assert self._child.code is not None
+        return TranscriberError(f"The process that runs Whisper {how(self._child.code)}.")
 
-    async def kill(self) -> None:
-        """Kill the process. It has ended when this returns, even when cancelled."""
-        self._process.kill()
+    async def end(self, patience: float = 0.0) -> None:
+        """Kill the process after some seconds. When this returns, it has ended. Not cancellable."""
         with trio.CancelScope(shield=True):
-            await self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                assert pipe is not None
-                await pipe.aclose()
+            await self._stream.aclose()
+            await surely(partial(self._child.end, patience))
 
 
 @attrs.define(eq=False, slots=False)
@@ -185,15 +199,14 @@ class WhisperTranscriber:
     ) -> None:
         await child.send(_job(params), audio.samples)
         language, has_text = params.language, False
-        while "done" not in (event := await child.receive()):
-            if "language" in event:
-                language = event["language"]
+        while not (event := await child.receive()).done:
+            if (segment := event.segment) is None:
+                language = event.language
                 continue
-            fields = event["segment"]
-            text = fields["text"] if has_text else fields["text"].lstrip()
+            text = segment.text if has_text else segment.text.lstrip()
             has_text = has_text or bool(text)
             await send(Text(text=text))
-            await send(_segment(fields))
+            await send(_stripped(segment, event.words))
         await send(Summary(language="en" if params.translate else language))
 
     async def _ready(self) -> WhisperChild:
@@ -211,7 +224,7 @@ class WhisperTranscriber:
 
     async def _end(self) -> None:
         if self._child is not None:
-            await self._child.kill()
+            await self._child.end()
             self._child = None
 
 
@@ -243,7 +256,6 @@ def _job(params: TranscriptionParams) -> dict[str, Any]:
     return {**fields, "temperature": params.temperature} if params.temperature else fields
 
 
-def _segment(fields: dict[str, Any]) -> Segment:
-    words = tuple(Word(**{**word, "text": word["text"].strip()}) for word in fields.pop("words"))
-    tokens = tuple(fields.pop("tokens"))
-    return Segment(**{**fields, "text": fields["text"].strip()}, tokens=tokens, words=words)
+def _stripped(segment: Segment, words: tuple[Word, ...]) -> Segment:
+    stripped = tuple(attrs.evolve(word, text=word.text.strip()) for word in words)
+    return attrs.evolve(segment, text=segment.text.strip(), words=stripped)
