@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from trioserve.children import inside
 from trioserve.tools import process
 
 #: Each is what starts a supervisor as such a user. The first is the user of the tests.
@@ -37,6 +38,7 @@ def as_user(user: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as readable, tempfile.TemporaryDirectory() as folder:
         if user.startswith("ordinary"):
             place = shutil.copytree(place, readable, dirs_exist_ok=True)  # root alone may read it
+            shutil.copy(inside.__file__, place)
             os.chmod(readable, 0o755)
             python = _python_of(prefix, place)
         os.chmod(folder, 0o777)
@@ -49,7 +51,7 @@ def as_user(user: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def _python_of(prefix: tuple[str, ...], place: str) -> str:
     """A Python that this user may run, and that runs the supervisor."""
     for python in (sys.executable, "/usr/bin/python3"):
-        code = "import sys; sys.path.append(sys.argv[1]); import supervisor"
+        code = "import sys; sys.path.append(sys.argv[1]); import supervisor, inside"
         command = [*prefix, python, "-I", "-S", "-c", code, place]
         if not subprocess.run(command, capture_output=True).returncode:
             return python
@@ -58,7 +60,7 @@ def _python_of(prefix: tuple[str, ...], place: str) -> str:
 
 def without_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let supervisors begin to remove a folder that is not empty, and be too slow."""
-    *python, code, place = process._SUPERVISOR
+    *python, code, inside_at, place = process._SUPERVISOR
     patch = "supervisor._PATIENCE = 0.0; supervisor.REMOVE = 'sleep 1000; true'"
     code = code.replace("supervisor.main()", f"{patch}; supervisor.main()")
-    monkeypatch.setattr(process, "_SUPERVISOR", (*python, code, place))
+    monkeypatch.setattr(process, "_SUPERVISOR", (*python, code, inside_at, place))

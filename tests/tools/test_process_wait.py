@@ -12,6 +12,7 @@ from typing import cast
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from trioserve.children.frames import framed
 from trioserve.tools.process import Process
 
 
@@ -32,7 +33,7 @@ async def test_a_wait_that_was_cancelled_has_not_ended_the_program() -> None:
             nursery.start_soon(process.wait)
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        await supervisor.send_all(b"ended 3 memory\n")
+        await supervisor.send_all(framed(b"ended 3 memory"))
         assert await process.wait() == 3
         assert process.limit_reached == "memory"
 

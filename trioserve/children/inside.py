@@ -22,20 +22,23 @@ _SIZE = 4
 
 
 class Parent:
-    """The process that has started this one, at the other end of the socket on descriptor 0.
+    """The process that has started this one, at the other end of a socket.
 
     Several threads may send.
+
+    Args:
+        descriptor: of the socket.
     """
 
-    def __init__(self) -> None:
-        self._input: BinaryIO = sys.stdin.buffer
+    def __init__(self, descriptor: int = 0) -> None:
+        self._input: BinaryIO = os.fdopen(descriptor, "rb", closefd=False)
         if sys.platform == "win32":
             import socket
 
             self._socket = socket.fromshare(self._input.read())
             self._input, self._output = self._socket.makefile("rb"), self._socket.makefile("wb")
         else:
-            self._output = os.fdopen(0, "wb", closefd=False)
+            self._output = os.fdopen(descriptor, "wb", closefd=False)
 
     def receive(self) -> bytes | None:
         """Wait for the payload of the next frame. None: the parent has closed the socket."""

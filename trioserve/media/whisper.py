@@ -25,7 +25,7 @@ else:
     sys.path.append(sys.argv[2])
     import inside
 
-#: What is told of a segment.
+#: The fields of a segment.
 _NAMES = ("text", "start", "end", "tokens", "temperature", "avg_logprob", "no_speech_prob")
 
 Tell = Callable[..., None]

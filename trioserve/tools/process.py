@@ -24,7 +24,8 @@ from typing import Any, Literal, Self
 import attrs
 import trio
 
-from trioserve.children.lines import LineReader, LineTooLongError
+from trioserve.children.child import INSIDE
+from trioserve.children.frames import FrameError, FrameStream
 from trioserve.errors import ToolRuntimeError
 from trioserve.tools import confinement
 from trioserve.tools.supervisor import FOLDER_LEFT
@@ -50,8 +51,8 @@ _log = logging.getLogger(__name__)
 #: it removes many files, or where a process waits for a disk.
 _PATIENCE = 8.0
 
-#: Bytes of one line of a supervisor.
-_MAX_LINE = 4096
+#: Bytes of a frame of a supervisor.
+_MAX_FRAME = 4096
 
 #: Bytes that a program may write beyond those that are kept. Then it is ended.
 MAX_LOST = 64 * 2**20
@@ -143,8 +144,8 @@ def _path(path: str, sandbox: CommandSandbox | None) -> str:
 #: A Python that reads no settings and no packages, and imports it from where it was compiled.
 _SUPERVISOR = (
     sys.executable, "-I", "-S", "-c",
-    "import sys; sys.path.append(sys.argv[1]); import supervisor; supervisor.main()",
-    str(Path(__file__).parent),
+    "import sys; sys.path += sys.argv[1:3]; import supervisor; supervisor.main()",
+    INSIDE, str(Path(__file__).parent),
 )  # fmt: skip
 
 
@@ -164,7 +165,7 @@ class Process:
         self.on_folder_left: Callable[[], object] = lambda: None
         self._supervisor = supervisor
         self._control = control
-        self._lines = LineReader(control, _MAX_LINE)
+        self._frames = FrameStream(control, _MAX_FRAME)
         self._exit_code: int | None = None
         self._reading = trio.Lock()
 
@@ -198,9 +199,8 @@ class Process:
         Raises:
             ToolRuntimeError: it cannot be started.
         """
-        data = marshal.dumps(dict(order))
         with suppress(trio.BrokenResourceError):  # its report can still be read
-            await self._control.send_all(len(data).to_bytes(4, "big") + data)
+            await self._frames.send(marshal.dumps(dict(order)))
         words = await self._hear()
         if words[:1] == ["pid"]:
             self.pid = int(words[1])
@@ -210,12 +210,12 @@ class Process:
             raise ToolRuntimeError(f"cannot start {order['argv'][0]!r}: {reason}")
 
     async def _hear(self) -> list[str]:
-        """The words of the next line of the supervisor; none if it has ended."""
+        """The words of the next frame of the supervisor; none if it has ended."""
         try:
-            line = await self._lines.next()
-        except (LineTooLongError, trio.BrokenResourceError):
-            line = None
-        return [] if line is None else line.decode(errors="replace").split(" ")
+            words = await self._frames.receive()
+        except (FrameError, trio.BrokenResourceError):
+            words = None
+        return [] if words is None else words.decode(errors="replace").split(" ")
 
     def _kill(self) -> None:
         """Kill its group. All else can only be found by its supervisor, which was killed."""

@@ -6,7 +6,7 @@ is lost. It kills them all, and then exits, when the command ends or exceeds a l
 server requests it, and when the server has exited or died.
 
 Its argument is the number of a socket. `trioserve.tools.process` sends the order there, and gets
-lines back: ``pid PID``, ``started`` or ``failed REASON``, and ``ended STATUS [LIMIT]``.
+frames back: ``pid PID``, ``started`` or ``failed REASON``, and ``ended STATUS [LIMIT]``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import marshal
 import os
-import resource
 import select
 import stat
 import sys
@@ -29,9 +28,11 @@ if TYPE_CHECKING:
 else:
     import _signal as signal
 if TYPE_CHECKING or __package__:
+    from trioserve.children import inside
     from trioserve.tools import confinement
 else:
     import confinement
+    import inside
 
 #: Seconds between two measurements of the command's use of resources.
 _INTERVAL = 0.02
@@ -60,8 +61,6 @@ FOLDER_LEFT = 3
 #: Instead of a reason: the system does not allow namespaces.
 _NOT_APART = b"\0"
 
-_SIZE = 4
-
 # Of prctl.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -73,8 +72,9 @@ _FIONREAD, _SIOCOUTQ, _F_GETPIPE_SZ = 0x541B, 0x5411, 1032
 class CommandSupervisor:
     """Watches one command."""
 
-    def __init__(self, control: int, order: dict[str, Any]) -> None:
+    def __init__(self, control: int, parent: inside.Parent, order: dict[str, Any]) -> None:
         self._control = control
+        self._parent = parent
         self._order = order
         self._folder = ""
         self._child = -1
@@ -91,12 +91,12 @@ class CommandSupervisor:
         wakeups = self._prepare()
         try:
             self._start()
-            _tell(self._control, "started")
+            _tell(self._parent, "started")
             limit = self._watch(wakeups)
         finally:
             self._end_all()
         if self._status is not None:
-            _tell(self._control, f"ended {os.waitstatus_to_exitcode(self._status)} {limit}")
+            _tell(self._parent, f"ended {os.waitstatus_to_exitcode(self._status)} {limit}")
 
     def _prepare(self) -> int:
         confinement.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -147,7 +147,7 @@ class CommandSupervisor:
         self._child = child
         if is_apart:
             self._statuses = statuses
-            _tell(self._control, f"pid {child}")
+            _tell(self._parent, f"pid {child}")
         if failure:
             raise RuntimeError(failure.decode())
         return True
@@ -192,12 +192,12 @@ class CommandSupervisor:
         try:
             os.setsid()
             if not is_apart:  # before it could kill this process's parent
-                _tell(self._control, f"pid {os.getpid()}")
+                _tell(self._parent, f"pid {os.getpid()}")
             confinement.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             for name, value in self._order["rlimits"]:
-                _lower(getattr(resource, name), value)
+                inside.lower(name, value)
             if self._order["is_limited"]:
-                _be_the_first_to_go()
+                inside.go_first()
             sandbox = self._order["sandbox"]
             if sandbox is not None:
                 confinement.make_read_only([*sandbox["writable"], self._folder], is_apart=is_apart)
@@ -371,30 +371,14 @@ def _become(argv: list[str], env: dict[str, str]) -> NoReturn:
     raise failure or FileNotFoundError(argv[0])
 
 
-def _tell(control: int, line: str) -> None:
+def _tell(parent: inside.Parent, words: str) -> None:
     try:
-        os.write(control, line.encode() + b"\n")
+        parent.send(words.encode())
     except OSError:  # the server has gone, or has closed the socket
         return
 
 
-# -- limits
-
-
-def _lower(kind: int, value: int) -> None:
-    """Set a limit of this process, unless it has a lower one."""
-    _, hard = resource.getrlimit(kind)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (value, value))
-
-
-def _be_the_first_to_go() -> None:
-    """Let the kernel end this, and not the server, when the machine runs out of memory."""
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
-    except OSError:  # no Linux, or no such file
-        return
+# -- what there is
 
 
 def _descendants() -> Iterator[int]:
@@ -496,30 +480,18 @@ def _kill_group(group: int) -> None:
 # -- as a program
 
 
-def _read_order(control: int) -> dict[str, Any] | None:
-    """The order, or None if the server has gone before."""
-    data = b""
-    while len(data) < _SIZE or len(data) < _SIZE + int.from_bytes(data[:_SIZE], "big"):
-        piece = os.read(control, 65536)
-        if not piece:
-            return None
-        data += piece
-    order: dict[str, Any] = marshal.loads(data[_SIZE:])
-    return order
-
-
 def main() -> None:
     """Run the command that is ordered."""
     control = int(sys.argv[-1])
     os.set_inheritable(control, False)
-    supervisor = None
+    parent, supervisor = inside.Parent(control), None
     try:
-        order = _read_order(control)
-        if order is not None:
-            supervisor = CommandSupervisor(control, order)
+        order = parent.receive()
+        if order is not None:  # the server has not gone before
+            supervisor = CommandSupervisor(control, parent, marshal.loads(order))
             supervisor.run()
     except BaseException as error:
-        _tell(control, f"failed {error}")
+        _tell(parent, f"failed {error}")
     code = 0
     if supervisor is not None:
         try:
