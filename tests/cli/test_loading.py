@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
-import os
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog
 
 from tests.support.command import Terminal
+from trioserve.children.reports import decode
 from trioserve.cli import progress
-from trioserve.cli.progress import EarlyLoad, LoadReport, StatusPipe, load
+from trioserve.cli.progress import EarlyLoad, LoadReport, Reporter, load
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama.rpc import library
@@ -59,12 +60,9 @@ def loaded_with(
     monkeypatch.setattr(progress.os, "_exit", exit_with)
     monkeypatch.setattr(library, "connect", lambda config: order.append(f"connect {config.rpc}"))
     monkeypatch.setattr(progress.llama, "load", lambda _, progress: load_model(progress, ended))
-    read, write = os.pipe()
     config = Config(rpc=("10.0.0.1:50052",), **fields)
-    assert load(StatusPipe(write), config) == "the model"  # type: ignore[comparison-overlap]
-    os.close(write)
-    with open(read, encoding="utf-8") as told:
-        order += told.read().splitlines()
+    parent = Mock(send=lambda payload: order.append(str(decode(payload))))
+    assert load(Reporter(parent), config) == "the model"  # type: ignore[comparison-overlap]
     return exits, order
 
 
@@ -77,7 +75,7 @@ def test_a_load_that_stands_still_ends_the_process(monkeypatch: pytest.MonkeyPat
     exits, order = loaded_with(monkeypatch, stand_still, watchdog_timeout=0.05)
     assert exits == [1]
     assert order[0] == "connect ('10.0.0.1:50052',)"
-    assert '"failed", "message": "Loading the model has made no progress for 0.05 se' in order[-1]
+    assert "Failed(message='Loading the model has made no progress for 0.05 sec" in order[-1]
 
 
 @pytest.mark.parametrize("seconds", [0.0, 120.0])
@@ -88,7 +86,7 @@ def test_a_load_that_goes_on_does_not(monkeypatch: pytest.MonkeyPatch, seconds: 
 
     exits, order = loaded_with(monkeypatch, go_on, watchdog_timeout=seconds)
     assert exits == []
-    assert order[1:] == ['{"state": "loading", "progress": 0.5}']
+    assert order[1:] == ["Loading(progress=0.5)"]
     assert not any(one.name == "trioserve-loading" for one in threading.enumerate())
 
 

@@ -1,23 +1,28 @@
-"""A server that tells its status on a descriptor, and ends with whoever holds its lifeline."""
+"""A server that tells its status to who has started it, and ends with that."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import attrs
 import httpx
 import pytest
 
-from trioserve.cli.progress import StatusPipe, take_status
-from trioserve.errors import ConfigError
+from trioserve.children.frames import FrameReader
+from trioserve.children.parent import VARIABLE, Parent
+from trioserve.children.reports import Failed, Loading, Ready, Report, Sleeping, decode
+from trioserve.cli.progress import Reporter
+
+R = TypeVar("R")
 
 
 @attrs.define
@@ -25,38 +30,44 @@ class Started:
     """A server in a process of its own, and what it tells."""
 
     process: subprocess.Popen[bytes]
-    reports: Iterator[dict[str, Any]]
+    connection: socket.socket
+    reports: Iterator[Report]
 
-    def until(self, state: str) -> dict[str, Any]:
-        """Read what it tells until it tells this state."""
-        return next(report for report in self.reports if report["state"] == state)
+    def until(self, kind: type[R]) -> R:
+        """Read what it tells until it tells this."""
+        return next(report for report in self.reports if isinstance(report, kind))
 
 
 @contextmanager
 def started(*argv: str) -> Iterator[Started]:
-    ours, theirs = os.pipe()
+    ours, theirs = socket.socketpair()
     environ = {name: text for name, text in os.environ.items() if "LLAMA" not in name}
-    environ |= {"TRIOSERVE_STATUS_FD": str(theirs), "TRIOSERVE_LIFELINE": "1"}
     process = subprocess.Popen(
         [sys.executable, "-m", "trioserve", "--port", "0", "-t", "1", *argv],
-        stdin=subprocess.PIPE,
+        stdin=theirs,
         stderr=subprocess.PIPE,
-        pass_fds=[theirs],
-        env=environ,
+        env=environ | {VARIABLE: "1"},
     )
-    os.close(theirs)
-    with process, os.fdopen(ours) as lines:
+    theirs.close()
+    with process, ours:
         try:
-            yield Started(process, map(json.loads, lines))
+            yield Started(process, ours, reports_of(ours))
         finally:
             process.kill()
+
+
+def reports_of(connection: socket.socket) -> Iterator[Report]:
+    frames = FrameReader()
+    while data := connection.recv(2**16):
+        yield from map(decode, frames.feed(data))
 
 
 @pytest.mark.system
 def test_it_tells_that_it_loads_and_that_it_is_ready() -> None:
     with started("--alias", "mine") as server:
-        assert next(server.reports)["state"] == "loading"
-        info = server.until("ready")["info"]
+        assert isinstance(next(server.reports), Loading)
+        info = server.until(Ready).info
+        assert info is not None
         assert (info["id"], info["object"]) == ("mine", "model")
         assert info["meta"]["n_ctx"] > 0
         server.process.send_signal(signal.SIGTERM)
@@ -67,14 +78,14 @@ def test_it_tells_that_it_loads_and_that_it_is_ready() -> None:
 def test_it_tells_when_it_sleeps_and_wakes(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with started("--host", str(path), "--sleep-idle-seconds", "0.2") as server:
-        server.until("ready")
-        assert next(server.reports) == {"state": "sleeping"}
+        server.until(Ready)
+        assert next(server.reports) == Sleeping()
         transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as client:
             answer = client.post("/completion", json={"prompt": "Once", "n_predict": 4})
             assert answer.json()["tokens_predicted"] == 4
-            assert server.until("ready") == {"state": "ready"}
-            assert next(server.reports) == {"state": "sleeping"}
+            assert server.until(Ready) == Ready()
+            assert next(server.reports) == Sleeping()
             assert client.get("/props").json()["is_sleeping"] is True
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
@@ -83,7 +94,7 @@ def test_it_tells_when_it_sleeps_and_wakes(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_it_logs_json_whatever_the_flags_say() -> None:
     with started("--log-format", "pretty") as server:
-        server.until("ready")
+        server.until(Ready)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.stderr is not None
         events = [json.loads(line)["event"] for line in server.process.stderr]
@@ -93,9 +104,8 @@ def test_it_logs_json_whatever_the_flags_say() -> None:
 @pytest.mark.system
 def test_it_ends_with_its_lifeline() -> None:
     with started() as server:
-        server.until("ready")
-        assert server.process.stdin is not None
-        server.process.stdin.close()
+        server.until(Ready)
+        server.connection.close()
         assert server.process.wait(20) == 1
 
 
@@ -109,44 +119,39 @@ def test_it_tells_why_it_cannot_serve(tmp_path: Path) -> None:
         (["--no-such-flag"], 2, "--no-such-flag"),
     ):
         with started(*argv) as server:
-            assert part in server.until("failed")["message"]
+            assert part in server.until(Failed).message
             assert server.process.wait(20) == code
 
 
-def test_what_is_no_descriptor_is_an_error() -> None:
-    for text in ("x", "1000000"):
-        with pytest.raises(ConfigError, match="is not an open descriptor"):
-            take_status({"TRIOSERVE_STATUS_FD": text})
-
-
-def test_the_variables_are_taken_out_of_the_environment() -> None:
-    ours, theirs = os.pipe()
-    environ = {"TRIOSERVE_STATUS_FD": str(theirs), "HOME": "/"}
-    with os.fdopen(ours) as lines, os.fdopen(theirs, "wb"):
-        status = take_status(environ)
-        assert environ == {"HOME": "/"}
-        assert status.is_open
-        status.tell("loading", progress=0.5)
-        assert json.loads(lines.readline()) == {"state": "loading", "progress": 0.5}
+@pytest.mark.system
+def test_it_does_not_outlive_its_parent_while_it_does_not_read() -> None:
+    """What a router has sent is not read by the thread that waits for its end."""
+    with started() as server:
+        server.until(Ready)
+        server.connection.sendall(b"x" * 1000)
+        assert server.process.poll() is None
+        server.connection.close()
+        assert server.process.wait(20) == 1
 
 
 def test_the_progress_is_not_told_for_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("trioserve.cli.progress.monotonic", lambda: now)
-    ours, theirs = os.pipe()
-    with os.fdopen(ours) as lines:
-        with os.fdopen(theirs, "wb"):
-            status = StatusPipe(theirs)
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            status = Reporter(Parent(theirs))
             for share in (0.1, 0.2, 0.3):
-                status.progress(share)
+                status.progress(Loading(share))
             now += 0.2
-            status.progress(0.4)
-        assert [json.loads(line)["progress"] for line in lines] == [0.1, 0.4]
+            status.progress(Loading(0.4))
+        assert list(reports_of(ours)) == [Loading(0.1), Loading(0.4)]
 
 
 def test_without_a_listener_nothing_is_told() -> None:
-    StatusPipe().tell("ready")
-    ours, theirs = os.pipe()
-    os.close(ours)
-    with os.fdopen(theirs, "wb"):
-        StatusPipe(theirs).tell("ready")  # whoever listened has gone
+    Reporter().tell(Ready())
+    assert not Reporter().is_watched
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        Reporter(Parent(theirs)).tell(Ready())  # whoever listened has gone

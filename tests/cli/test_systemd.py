@@ -17,7 +17,8 @@ import pytest
 import trio
 
 from tests.support.waiting import patiently, until
-from trioserve.cli.progress import StatusPipe, take_status
+from trioserve.children.reports import Draining, Failed, Loading, Ready, Sleeping
+from trioserve.cli.progress import Reporter, take_reporter
 from trioserve.cli.systemd import Notifier, take_sockets
 from trioserve.errors import ConfigError
 
@@ -54,12 +55,12 @@ def test_states_are_notified(tmp_path: Path, prefix: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind("\0" + path if prefix else path)
         environ = {"NOTIFY_SOCKET": prefix + path}
-        status = take_status(environ)
-        assert environ == {} and not status.is_open
-        status.tell("loading", progress=0.5)
-        status.tell("ready", info={})
-        status.tell("draining")
-        status.tell("failed", message="two\nlines")
+        status = take_reporter(environ)
+        assert environ == {} and not status.is_watched
+        status.tell(Loading(0.5))
+        status.tell(Ready({}))
+        status.tell(Draining())
+        status.tell(Failed("two\nlines"))
         assert [systemd.recv(1000).decode() for _ in range(4)] == [
             "STATUS=loading 50%",
             "STATUS=ready\nREADY=1",
@@ -69,7 +70,7 @@ def test_states_are_notified(tmp_path: Path, prefix: str) -> None:
 
 
 def test_without_systemd_nothing_is_notified(tmp_path: Path) -> None:
-    StatusPipe().tell("ready")
+    Reporter().tell(Ready())
     Notifier("").tell(READY="1")
     Notifier(str(tmp_path / "nothing")).tell(READY="1")  # systemd is not there
 
@@ -95,10 +96,10 @@ async def test_a_full_queue_holds_up_nobody(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(path)
         n_others = fill(path)
-        status = take_status({"NOTIFY_SOCKET": path})
+        status = take_reporter({"NOTIFY_SOCKET": path})
         with patiently():
-            for state in ("loading", "ready", "sleeping", "draining"):
-                await trio.to_thread.run_sync(status.tell, state, abandon_on_cancel=True)
+            for report in (Loading(0.0), Ready(), Sleeping(), Draining()):
+                await trio.to_thread.run_sync(status.tell, report, abandon_on_cancel=True)
         assert log == ["systemd does not read what it is notified of"]
         told = [systemd.recv(1000).decode() for _ in range(n_others + 1)]
         assert told[-1] == "STATUS=draining\nREADY=1\nSTOPPING=1"

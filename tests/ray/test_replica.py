@@ -4,12 +4,16 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from trioserve.children.frames import framed
+from trioserve.children.reports import Ready
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ModelLoadError, ModelProcessError
@@ -114,14 +118,14 @@ def test_a_model_that_cannot_be_loaded_is_an_error_with_the_reason(tmp_path) -> 
 
 async def _start(tmp_path: Path, program: str) -> ServerProcess:
     """Start a child that is a small program, which says with `tell()` that it is ready."""
-    tell = f"def tell(): os.write(int(os.environ['TRIOSERVE_STATUS_FD']), {READY!r})"
+    tell = f"def tell(): os.write(0, {READY!r})"
     command = (sys.executable, "-c", f"import os, signal\n{tell}\n{program}")
     child = ServerProcess(tmp_path / "x.sock", [], os.environ, command)
     await child.start()
     return child
 
 
-READY = b'{"state": "ready", "info": {"id": "m"}}\n'
+READY = framed(msgspec.msgpack.encode(Ready({"id": "m"})))
 
 
 def test_a_child_that_does_not_end_in_time_is_killed(tmp_path) -> None:
@@ -137,7 +141,7 @@ def test_a_child_that_does_not_end_in_time_is_killed(tmp_path) -> None:
 def test_a_child_ends_with_its_lifeline(tmp_path) -> None:
     async def run() -> None:
         child = await _start(tmp_path, "tell(); os.read(0, 1)")
-        child._process.stdin.close()
+        child._frames.shutdown(socket.SHUT_RDWR)
         async with asyncio.timeout(10):
             await child.ended.wait()
         assert "code 0" in child.last_words()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
+import math
 import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
@@ -11,6 +10,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -23,7 +23,10 @@ from tests.support.scripted_children import (
     entry,
 )
 from tests.support.waiting import until
-from trioserve.cli.progress import StatusPipe
+from trioserve.children.frames import MAX_FRAME, framed
+from trioserve.children.parent import Parent
+from trioserve.children.reports import MAX_REPORT, Failed, Loading, Ready, Sleeping
+from trioserve.cli.progress import Reporter
 from trioserve.cli.serving import _tell_usage
 from trioserve.errors import (
     ConfigError,
@@ -40,7 +43,6 @@ from trioserve.router.child import HealthCheck
 from trioserve.router.fleet import Child, Fleet
 from trioserve.router.forward import ModelProcessError
 from trioserve.router.states import MAX_DEATHS, WINDOW, FleetEvent, QueueStatus, Status
-from trioserve.router.zygote import MAX_STATUS_LINE
 from trioserve.server.usage import Usage
 from trioserve.store.usage import UsageRow, Used
 
@@ -172,10 +174,10 @@ async def test_those_who_wait_are_told_their_place_and_the_progress(
         third = await requests.begin("b")
         assert second.waited == [QueueStatus(position=0, status=Status.UNLOADED)]
         assert third.waited[-1] == QueueStatus(position=1, status=Status.UNLOADED)
-        launcher.last("a").say("loading", progress=0.5)
+        launcher.last("a").say(Loading(0.5))
         await trio.sleep(1)
         assert first.waited[-1] == QueueStatus(position=0, status=Status.LOADING, progress=0.5)
-        launcher.last("a").say("ready", info={})
+        launcher.last("a").say(Ready({}))
         await wait_all_tasks_blocked()
         first.end()
         await trio.sleep(1)
@@ -396,7 +398,7 @@ async def test_who_waits_for_a_model_that_is_gone_is_told() -> None:
         await fleet.reload()
         await wait_all_tasks_blocked()
         assert isinstance(gone.error, UnknownModelError)
-        launcher.last("b").say("ready", info={})
+        launcher.last("b").say(Ready({}))
         await wait_all_tasks_blocked()
         assert kept.child is not None and len(launcher.started) == 3
 
@@ -426,7 +428,7 @@ async def test_a_model_that_cannot_be_loaded_is_an_error_for_all_who_wait() -> N
     launcher = ScriptedLauncher(ready=False)
     async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
         waiting = [await requests.begin("a") for _ in range(2)]
-        launcher.last("a").say("failed", message="The file is cut short.")
+        launcher.last("a").say(Failed("The file is cut short."))
         launcher.last("a").end(1)
         await wait_all_tasks_blocked()
         for one in waiting:
@@ -555,7 +557,7 @@ async def test_a_process_that_dies_as_soon_as_it_is_ready() -> None:
     launcher = ScriptedLauncher(ready=False)
     async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
         waiting = await requests.begin("a")
-        launcher.last("a").say("ready", info={})
+        launcher.last("a").say(Ready({}))
         launcher.last("a").end(-9)
         await wait_all_tasks_blocked()
         assert waiting.child is not None, "its request finds out, as it would a moment later"
@@ -607,59 +609,57 @@ async def test_a_process_that_never_says_anything_is_killed(
                 raise AssertionError
 
 
-async def test_a_status_that_is_no_json_ends_the_process() -> None:
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff" * 100,
+        framed(b"nonsense"),
+        framed(msgspec.msgpack.encode({"state": "ready", "info": [1]})),
+        framed(msgspec.msgpack.encode({"state": "loading", "progress": math.nan})),
+        framed(msgspec.msgpack.encode({"state": "usage", "rows": [["day", "key", -1]]})),
+        framed(msgspec.msgpack.encode({"state": "failed", "message": "x" * 2**17})),
+        framed(b"\x82\xa5state\xa5ready\xa4info\x81\xa1a" + b"\x91" * 100_000),
+    ],
+)
+async def test_a_socket_that_gives_garbage_ends_the_process(data: bytes) -> None:
     launcher = ScriptedLauncher(ready=False)
     async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
         waiting = await requests.begin("a")
-        launcher.last("a").status.put_data(b"{nonsense\n")
+        launcher.last("a").frames.put_data(data)
         await wait_all_tasks_blocked()
-        assert waiting.error is not None and "not JSON: '{nonsense'" in waiting.error.message
+        assert waiting.error is not None and "socket is broken" in waiting.error.message
+        assert launcher.started[0].signals == [signal.SIGKILL]
 
 
-async def test_what_1500_keys_used_in_a_second_is_told_in_lines_that_are_read() -> None:
-    usage, ours, pipe = Usage(), Usage(), os.pipe()
+async def test_what_1500_keys_used_in_a_second_is_told_in_frames_that_are_read() -> None:
+    usage, ours, (theirs, end) = Usage(), Usage(), socket.socketpair()
     for i in range(1500):
         usage.add(UsageRow("2026-01-31", f"{i:064}", "m" * 1000), Used(1, 2**62, 3, 2**62, 1e-300))
 
-    def read() -> bytes:
-        with os.fdopen(pipe[0], "rb") as file:
-            return file.read()
-
     launcher = ScriptedLauncher()
-    async with fleet_of(launcher) as fleet, trio.open_nursery() as nursery, fleet.use(A):
+    async with fleet_of(launcher) as fleet, fleet.use(A):
         fleet.on_usage = ours.add_told
-
-        async def pass_on() -> None:
-            data = await trio.to_thread.run_sync(read)
-            assert max(map(len, data.splitlines())) < MAX_STATUS_LINE / 10
-            for start in range(0, len(data), 2**16):
-                launcher.last("a").status.put_data(data[start : start + 2**16])
+        with theirs, end:
+            _tell_usage(usage, Reporter(Parent(end)))  # more than the socket takes at once
+            assert len(usage.take()) == 0
+            while len(ours.totals) < 1500:
+                launcher.last("a").frames.put_data(theirs.recv(2**16))
                 await wait_all_tasks_blocked()
-            assert launcher.last("a").signals == []
-            assert {model for _, model in ours.totals} == {"a"}
-            assert [*ours.totals.values()] == [*usage.totals.values()]
-
-        nursery.start_soon(pass_on)
-        with os.fdopen(pipe[1], "wb"):
-            await trio.to_thread.run_sync(_tell_usage, usage, StatusPipe(pipe[1]))
+        assert launcher.last("a").signals == []
+        assert {model for _, model in ours.totals} == {"a"}
+        assert [*ours.totals.values()] == [*usage.totals.values()]
 
 
-async def test_a_long_line_of_status_is_read_up_to_a_limit() -> None:
+async def test_a_long_report_is_read_up_to_a_limit() -> None:
     launcher = ScriptedLauncher()
     async with fleet_of(launcher) as fleet, fleet.use(A) as child:
         process = launcher.last("a")
-
-        async def say(n_bytes: int) -> None:
-            line = json.dumps({"state": "ready", "info": {"id": "x" * n_bytes}}) + "\n"
-            for start in range(0, len(line), 2**16):
-                if not process.signals:
-                    process.status.put_data(line[start : start + 2**16].encode())
-                await wait_all_tasks_blocked()
-
-        await say(MAX_STATUS_LINE - 200)
-        assert len(child.info["id"]) == MAX_STATUS_LINE - 200 and process.signals == []
-        await say(MAX_STATUS_LINE + 2**16)
-        assert process.signals == [signal.SIGKILL]
+        process.say(Ready({"id": "x" * (MAX_REPORT - 100)}))
+        await wait_all_tasks_blocked()
+        assert len(child.info["id"]) == MAX_REPORT - 100 and process.signals == []
+        process.frames.put_data(MAX_FRAME.to_bytes(4, "little"))
+        await wait_all_tasks_blocked()
+        assert process.signals == [signal.SIGKILL], "before the rest has come"
 
 
 async def test_a_model_that_sleeps_is_used_as_any_other() -> None:
@@ -667,11 +667,11 @@ async def test_a_model_that_sleeps_is_used_as_any_other() -> None:
     async with fleet_of(launcher) as fleet:
         async with fleet.use(A):
             pass
-        launcher.last("a").say("sleeping")
+        launcher.last("a").say(Sleeping())
         await wait_all_tasks_blocked()
         assert status_of(fleet, "a") is Status.SLEEPING
         async with fleet.use(A) as child:
-            launcher.last("a").say("ready")
+            launcher.last("a").say(Ready())
             await wait_all_tasks_blocked()
             assert status_of(fleet, "a") is Status.LOADED
             assert child.info == {"id": "a"}, "it is not told again"

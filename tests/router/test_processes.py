@@ -14,21 +14,24 @@ import httpx
 import pytest
 import trio
 
+from tests.support import tiny
 from tests.support.scripted_children import ScriptedCatalog
 from tests.support.waiting import patiently
+from trioserve.children.launch import Forks, open_launcher
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import Catalog, ModelEntry, Source, environment_of_children
 from trioserve.router.child import Child
 from trioserve.router.fleet import Fleet
-from trioserve.router.launch import Forks, open_launcher
 from trioserve.router.states import Status
 
 pytestmark = [
     pytest.mark.system,
     pytest.mark.skipif(sys.platform != "linux", reason="forks are of Linux only"),
 ]
+
+SERVERS = (sys.executable, "-m", "tests.support.server_zygote")
 
 
 def entry(name: str, path: Path = BUNDLED, *flags: str) -> ModelEntry:
@@ -40,7 +43,8 @@ def entry(name: str, path: Path = BUNDLED, *flags: str) -> ModelEntry:
 async def fleet_of(*entries: ModelEntry, max_models: int = 4) -> AsyncIterator[Fleet]:
     catalog = ScriptedCatalog(*entries)
     with patiently():
-        async with Fleet(catalog, max_models=max_models) as fleet:  # type: ignore[arg-type]
+        zygote = tiny.zygote_of(SERVERS)
+        async with Fleet(catalog, max_models=max_models, zygote=zygote) as fleet:  # type: ignore[arg-type]
             yield fleet
 
 
@@ -143,7 +147,8 @@ async def unloaded(fleet: Fleet, entries: list[ModelEntry]) -> None:
 
 async def test_what_is_forked_has_one_thread() -> None:
     """A fork has only the thread that forks: what others have locked would stay so for ever."""
-    async with open_launcher(environment_of_children(os.environ)) as launcher:
+    environ = environment_of_children(os.environ)
+    async with open_launcher(environ, tiny.zygote_of(SERVERS)) as launcher:
         process = await launcher.launch(["--version"])
         assert isinstance(launcher, Forks)
         assert len(os.listdir(f"/proc/{launcher.pid}/task")) == 1

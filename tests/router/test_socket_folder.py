@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from trioserve.router.launch import socket_folder
+from trioserve.router.socket_folder import socket_folder
 
 HOLD = """
 import sys
-from trioserve.router.launch import socket_folder
+from trioserve.router.socket_folder import socket_folder
 with socket_folder() as path:
     print(path, flush=True)
     sys.stdin.read()

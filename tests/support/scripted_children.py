@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -10,9 +9,12 @@ from itertools import count
 from pathlib import Path
 
 import attrs
+import msgspec
 import trio
 import trio.testing
 
+from trioserve.children.frames import framed
+from trioserve.children.reports import ESTIMATE, Estimated, Failed, Ready, Report
 from trioserve.errors import ModelLoadError
 from trioserve.models.catalog import CatalogChanges, ModelEntry, Source
 
@@ -53,7 +55,7 @@ class ScriptedProcess:
     def __init__(self, argv: Sequence[str], *, obeys: bool = True) -> None:
         self.argv = argv
         self.pid = next(self._pids)
-        self.status = trio.testing.MemoryReceiveStream()
+        self.frames = trio.testing.MemoryReceiveStream()
         self.log = trio.testing.MemoryReceiveStream()
         self.signals: list[signal.Signals] = []
         self.closed = False
@@ -72,8 +74,8 @@ class ScriptedProcess:
 
     # -- what the test has it do
 
-    def say(self, state: str, **fields: object) -> None:
-        self.status.put_data(json.dumps({"state": state, **fields}).encode() + b"\n")
+    def say(self, report: Report) -> None:
+        self.frames.put_data(framed(msgspec.msgpack.encode(report)))
 
     def write(self, text: str) -> None:
         self.log.put_data(text.encode())
@@ -89,7 +91,7 @@ class ScriptedProcess:
         self._ended.set()
 
     def fall_silent(self) -> None:
-        self.status.put_eof()
+        self.frames.put_eof()
         self.log.put_eof()
 
     # -- what the router does with it
@@ -136,17 +138,17 @@ class ScriptedLauncher:
         if self.refuses is not None:
             raise ModelLoadError(self.refuses)
         process = ScriptedProcess(argv, obeys=self.obeys)
-        if argv[0] == "estimate":
+        if argv[0] == ESTIMATE:
             self.n_estimates += 1
             if process.model in self.needs:
-                process.say("estimated", bytes=self.needs[process.model])
+                process.say(Estimated(self.needs[process.model]))
             else:
-                process.say("failed", message="The file is none.")
+                process.say(Failed("The file is none."))
             process.end(0)
             return process
         self.started.append(process)
         if self.ready:
-            process.say("ready", info={"id": process.model})
+            process.say(Ready({"id": process.model}))
         return process
 
     @property

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from trioserve.concurrency import alongside
-from trioserve.router.launch import Forks, Launcher, Spawner
+from trioserve.children.frames import FrameReader
+from trioserve.children.launch import Forks, Launched, Launcher, Spawner
+from trioserve.children.reports import Ready, decode
+from trioserve.children.zygote import Zygote
 
 #: Both ways: a Python for each process, or forks of one that waits.
 WAYS = ("spawned", "forked")
@@ -28,12 +33,35 @@ def spawner() -> Spawner:
     return Spawner(environment(), _CHILD)
 
 
+def zygote_of(command: Sequence[str] = _ZYGOTE) -> Zygote:
+    """Start a zygote as a program; the number of its socket is added."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment()
+        )
+    process.returncode = 0  # a launcher waits for its end
+    return Zygote(process.pid, ours)
+
+
 @asynccontextmanager
-async def forks() -> AsyncIterator[Forks]:
+async def forks(command: Sequence[str] = _ZYGOTE) -> AsyncIterator[Forks]:
     """Forks of a tiny zygote, and without one the tiny process as it is."""
-    made = Forks(environment(), spawner(), _ZYGOTE)
-    async with alongside(made.run):
+    made = Forks(zygote_of(command), spawner())
+    try:
         yield made
+    finally:
+        await made.end()
+
+
+async def info_of(process: Launched) -> dict[str, Any]:
+    """Read what a tiny process says of itself."""
+    frames = FrameReader()
+    while not (payloads := frames.feed(await process.frames.receive_some())):
+        pass
+    report = decode(payloads[0])
+    assert isinstance(report, Ready) and report.info is not None
+    return report.info
 
 
 @asynccontextmanager

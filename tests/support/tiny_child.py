@@ -7,7 +7,6 @@ It says that it is ready, with what it knows of itself. Then it does what its ar
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,34 +14,38 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
+from trioserve.children.parent import take_parent
+from trioserve.children.reports import Ready
+
 
 def _start_helper() -> int:
     return subprocess.Popen(["sleep", "60"], start_new_session=True).pid
 
 
 def main(argv: Sequence[str]) -> int:
+    parent = take_parent(os.environ)
+    assert parent is not None
     info = {
         "pid": os.getpid(),
         "parent": os.getppid(),
         "session": os.getsid(0),
         "argv": argv,
         "shown": Path("/proc/self/cmdline").read_text().rstrip("\0").split("\0"),
-        "lifeline": os.environ["TRIOSERVE_LIFELINE"],
         "colour": os.environ.get("COLOUR"),
         "helper": _start_helper() if argv[:1] == ["helper"] else None,
         "descriptors": sorted(int(name) for name in os.listdir("/proc/self/fd")),
     }
     print("on standard output", flush=True)
     print("on standard error", file=sys.stderr, flush=True)
-    line = json.dumps({"state": "ready", "info": info}) + "\n"
-    os.write(int(os.environ["TRIOSERVE_STATUS_FD"]), line.encode())
+    parent.send(msgspec.msgpack.encode(Ready(info)))
     if argv[:1] == ["exit"]:
         return int(argv[1])
     if argv[:1] == ["hang"]:
         while True:
             signal.pause()
-    while os.read(0, 100):
-        pass
+    parent.connection.recv(1)
     return 0
 
 

@@ -16,7 +16,7 @@ async def main(way: str) -> None:
         told = []
         for argv in ([], ["hang"]):
             process = await launcher.launch(argv)
-            told.append(json.loads(await process.status.receive_some())["info"]["pid"])
+            told.append((await tiny.info_of(process))["pid"])
         os.write(1, json.dumps(told).encode() + b"\n")
         await trio.sleep_forever()
 

@@ -6,7 +6,7 @@ import socket
 import sys
 
 from tests.support.tiny_child import main
-from trioserve.router.zygote import wait_for_orders
+from trioserve.children.zygote import wait_for_orders
 
 if __name__ == "__main__":
     argv = wait_for_orders(socket.socket(fileno=int(sys.argv[1])))

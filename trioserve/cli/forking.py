@@ -1,27 +1,30 @@
-"""What a zygote does: it imports what a server needs, and becomes servers by forking.
-
-A router forks its first one from itself, which saves a start of Python and shares the memory of
-what both have imported. Later ones are ``python -m trioserve.cli.zygote``. See
-`trioserve.router.zygote`.
+"""The zygote of a router: the command, which has imported what a server needs. See
+`trioserve.children.zygote`.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from trioserve.children.parent import Parent
+from trioserve.children.zygote import Zygote, fork_zygote, wait_for_orders
 from trioserve.cli.memory import uncollected
-from trioserve.router.zygote import FirstZygote, fork_zygote, wait_for_orders
+from trioserve.cli.systemd import take_sockets
 
-#: What a server imports only when it needs it: a first request should not have to wait for that.
-_MODULES = (
+#: What a router imports in any case, and shares with the processes of models.
+_SHARED = (
     "hypercorn.trio",
     "hypercorn.utils",
+    "trioserve.api.router.service",
     "trioserve.app",
+)
+
+#: What a server imports only when it needs it: a first request should not have to wait for that.
+_OF_MODELS = (
     "trioserve.llama.backend",
     "trioserve.llama.devices",
     "trioserve.llama.embedding",
@@ -29,44 +32,46 @@ _MODULES = (
 )
 
 
-def import_all() -> None:
-    """Import what a server needs."""
+def _import(names: Sequence[str]) -> None:
     # It would start a thread for each core, and a fork has none of them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     with uncollected():
-        for name in _MODULES:
+        for name in names:
             importlib.import_module(name)
 
 
-def first(environ: Mapping[str, str], serve: Callable[[list[str]], int]) -> FirstZygote | None:
+def fork(
+    environ: Mapping[str, str], serve: Callable[[list[str]], int], parent: Parent | None
+) -> Zygote | None:
     """Fork a zygote from this process, which must not have started anything yet.
 
-    It never returns in the fork, which ends with SystemExit.
+    It never returns in the zygote and in its forks, which end with SystemExit.
 
     Args:
         environ: the environment of the processes of models.
         serve: the command, which serves a model in a fork.
+        parent: whose socket no fork may keep.
 
     Returns:
-        None where a fork is unsafe or of no use; a zygote is then started as a program.
+        None where a fork is unsafe or not possible.
     """
-    if sys.platform != "linux" or threading.active_count() > 1:
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return None
-    if "LISTEN_FDS" in os.environ:
-        return None  # processes of models would inherit the sockets of systemd
-    import_all()
+    _import(_SHARED)
     if threading.active_count() > 1:  # an extension has started one
         return None
     made = fork_zygote()
-    if made is None or isinstance(made, FirstZygote):
+    if made is None or isinstance(made, Zygote):
         return made
-    os.environ.clear()
-    os.environ.update({"OPENBLAS_NUM_THREADS": "1", **environ})
-    sys.exit(wait(made, serve))
-
-
-def wait(orders: socket.socket, serve: Callable[[list[str]], int]) -> int:
-    """Carry out orders; returns the exit code of this process or of a fork, each at its end."""
-    with orders:
-        argv = wait_for_orders(orders)
-    return 0 if argv is None else serve(argv)
+    with made:
+        if parent is not None:
+            parent.connection.close()
+        if "LISTEN_PID" in os.environ:
+            os.environ["LISTEN_PID"] = str(os.getpid())
+            for one in take_sockets(os.environ):
+                one.close()
+        os.environ.clear()
+        os.environ.update(environ)
+        _import(_OF_MODELS)
+        argv = wait_for_orders(made)
+    sys.exit(0 if argv is None else serve(argv))

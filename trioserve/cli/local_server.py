@@ -15,6 +15,8 @@ import attrs
 import msgspec
 import trio
 
+from trioserve.children.launch import Spawner
+from trioserve.children.reports import Downloading, Failed, Loading, Ready, Report
 from trioserve.cli.address import Address
 from trioserve.cli.progress import ProgressReport
 from trioserve.concurrency import alongside, deadline_scope
@@ -25,8 +27,7 @@ from trioserve.models.catalog import Catalog, ModelEntry, Source
 from trioserve.models.catalog.catalog import find_named
 from trioserve.remote.answers import Count, Model, Models
 from trioserve.remote.client import ServerClient, connected_to
-from trioserve.router.child import Child, HealthCheck, Report
-from trioserve.router.launch import Spawner
+from trioserve.router.child import Child, HealthCheck
 
 T = TypeVar("T")
 
@@ -187,12 +188,13 @@ async def started(
     decided = trio.Event()
     with ProgressReport(sys.stderr, n_log_lines=0) as progress:
 
-        def told(report: Report) -> None:
-            if report["state"] in ("ready", "failed", "ended"):
-                decided.set()
-            elif (share := report.get("progress")) is not None and not decided.is_set():
-                line = f"{report['state'].capitalize()} {child.name}: {share:4.0%}"
-                progress.tell(share, line, report["state"])
+        def told(report: Report | None) -> None:
+            match report:
+                case Ready() | Failed() | None:
+                    decided.set()
+                case Downloading(share) | Loading(share) if not decided.is_set():
+                    line = f"{type(report).__name__} {child.name}: {share:4.0%}"
+                    progress.tell(share, line, report.state)
 
         async with alongside(partial(child.run, Spawner(environ), argv, told)):
             await decided.wait()

@@ -18,11 +18,12 @@ from functools import partial
 import attrs
 import trio
 
+from trioserve.children.reports import BESIDE, ESTIMATE, Estimated, Failed
 from trioserve.cli import commands, forking, help as texts
 from trioserve.cli.commands import cache
 from trioserve.cli.memory import limit_arenas
 from trioserve.cli.printable import printable
-from trioserve.cli.progress import StatusPipe, fetch, take_status
+from trioserve.cli.progress import Reporter, fetch, take_reporter
 from trioserve.cli.secrets import hide_secrets
 from trioserve.cli.serving import catalog_of, serve
 from trioserve.config import logs
@@ -30,7 +31,6 @@ from trioserve.config.flags import as_flags
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.log import get_logger
-from trioserve.router.zygote import BESIDE, ESTIMATE
 
 _log = get_logger("trioserve")
 
@@ -65,7 +65,7 @@ def _open_standard_files() -> None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
 
 
-def _tell_estimate(status: StatusPipe, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def _tell_estimate(status: Reporter, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Report the bytes that a server with these flags would need to the router that asks.
 
     The first argument may be `BESIDE` with a number of bytes; see `estimate` of the router.
@@ -78,6 +78,8 @@ def _tell_estimate(status: StatusPipe, argv: Sequence[str], environ: Mapping[str
     """
     from trioserve.llama.estimate import measure
 
+    if status.parent is not None:
+        status.parent.end_with_it()
     beside = [word for word in argv[:1] if word.startswith(BESIDE)]
     config = trio.run(fetch, status, parse(argv[len(beside) :], environ).config)
     found = None
@@ -86,10 +88,10 @@ def _tell_estimate(status: StatusPipe, argv: Sequence[str], environ: Mapping[str
 
         found = room.plan(config, more_ram=int(beside[0].removeprefix(BESIDE)))
     if found is None:
-        status.tell("estimated", bytes=measure(config).total)
+        status.tell(Estimated(measure(config).total))
     else:
         gpus, free = found.need.gpus, found.room.gpus
-        status.tell("estimated", bytes=found.wanted, gpus=gpus, free_gpus=free)
+        status.tell(Estimated(found.wanted, gpus, free))
     return 0
 
 
@@ -124,10 +126,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         hide_secrets()
         sys.stdout, sys.stderr = printable(sys.stdout), printable(sys.stderr)
-    status = StatusPipe()
-    first = None
+    status = Reporter()
+    zygote = None
     try:
-        status = take_status(os.environ)
+        status = take_reporter(os.environ)
         if words[:1] == [ESTIMATE]:
             return _tell_estimate(status, words[1:], os.environ)
         if words[:1] == ["help"] and len(words) > 1:
@@ -143,20 +145,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (text := _TEXTS.get(parsed.action)) is not None:
             return _written(partial(_print, text))
         config = parsed.config
-        if status.is_open:
+        if status.is_watched:
             config = attrs.evolve(config, log_format="json")  # a program reads it
         logs.configure(config)
-        catalog = catalog_of(config, words, os.environ, watched=status.is_open)
-        if catalog is not None and len(catalog.entries) == 1 and not config.rpc:
-            first = forking.first(catalog.environment, main)
+        catalog = catalog_of(config, words, os.environ, watched=status.is_watched)
+        if catalog is not None and not config.rpc:
+            zygote = forking.fork(catalog.environment, main, status.parent)
     except TrioServeError as error:
         message = as_flags(error.message) if isinstance(error, ConfigError) else error.message
-        status.tell("failed", message=message)
+        status.tell(Failed.of(message))
         print(f"trioserve: {message}", file=sys.stderr)
         return 2
     for note in parsed.notes:
         _log.warning(note)
     try:
-        return serve(config, status, catalog, first)
+        return serve(config, status, catalog, zygote)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -1,17 +1,8 @@
-"""Reports the progress of a start: to a terminal, the log, and the parent program.
-
-A router or another program may start a server. ``TRIOSERVE_STATUS_FD`` names a
-descriptor, on which each change of the status is a line of JSON with a ``state``: ``downloading``
-and ``loading`` with the ``progress`` (0.0 to 1.0), ``ready`` with ``info`` about the model,
-``sleeping``, ``draining``, ``usage`` with ``rows``, or ``failed`` with a ``message``. A line has at
-most `trioserve.router.zygote.MAX_STATUS_LINE` bytes. With ``TRIOSERVE_LIFELINE``, the end of
-standard input ends the process.
-"""
+"""Reports the progress of a start: to a terminal, the log, and the parent program."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -20,16 +11,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import SimpleQueue
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
+
+import msgspec
 
 from trioserve import llama
+from trioserve.children.parent import Parent, take_parent
+from trioserve.children.reports import Downloading, Draining, Failed, Loading, Ready, Report
 from trioserve.cli.systemd import Notifier
 from trioserve.config import Config
-from trioserve.errors import ConfigError
 from trioserve.log import get_logger
 from trioserve.models import fetch as fetching
-from trioserve.router.zygote import LIFELINE_VARIABLE, STATUS_VARIABLE
-from trioserve.whole_numbers import whole_number
 
 if TYPE_CHECKING:
     from trioserve.engine import AnyBackend
@@ -39,79 +31,52 @@ if TYPE_CHECKING:
 _log = get_logger("trioserve")
 
 #: What systemd expects beside the text of a state.
-_VARIABLES = {"ready": {"READY": "1"}, "draining": {"STOPPING": "1"}}
+_VARIABLES = {Ready: {"READY": "1"}, Draining: {"STOPPING": "1"}}
 
-#: Seconds between two progress lines.
+#: Seconds between two reports of the progress.
 _INTERVAL = 0.1
 
-#: Characters of a message: a line has at most `MAX_STATUS_LINE` bytes.
-_MAX_MESSAGE = 2**16
 
-
-class StatusPipe:
-    """Reports the status to the program that started this process, if it passed a descriptor, and
-    to systemd, if this is a service of the type ``notify``.
+class Reporter:
+    """Reports the status to the program that started this process, if that is a router, and to
+    systemd, if this is a service of the type ``notify``.
 
     Thread-safe.
     """
 
-    def __init__(self, descriptor: int | None = None, *, systemd: str = "") -> None:
-        self._descriptor = descriptor
+    def __init__(self, parent: Parent | None = None, *, systemd: str = "") -> None:
+        self.parent = parent
         self._systemd = Notifier(systemd)
         self._told_at = 0.0
-        self._writing = threading.Lock()  # a long line is not written at once
 
     @property
-    def is_open(self) -> bool:
-        """Whether there is a descriptor to write to."""
-        return self._descriptor is not None
+    def is_watched(self) -> bool:
+        """Whether a program of ours has started this process, and watches it."""
+        return self.parent is not None
 
-    def tell(self, state: str, **fields: Any) -> None:
-        """Report a state and its fields."""
-        share = f" {fields['progress']:.0%}" if "progress" in fields else ""
-        text = fields.get("message", f"{state}{share}").replace("\n", " ")
-        self._systemd.tell(STATUS=text, **_VARIABLES.get(state, {}))
-        if self._descriptor is not None:
-            if "message" in fields:
-                fields["message"] = fields["message"][:_MAX_MESSAGE]
-            report = json.dumps({"state": state, **fields}, ensure_ascii=False)
-            line = report.encode(errors="replace") + b"\n"
-            with self._writing, contextlib.suppress(BrokenPipeError):  # its reader has gone
-                while line:
-                    line = line[os.write(self._descriptor, line) :]
+    def tell(self, report: Report) -> None:
+        """Send a report. Never waits."""
+        text = report.state
+        match report:
+            case Failed(message):
+                text = message.replace("\n", " ")
+            case Loading(share) | Downloading(share):
+                text += f" {share:.0%}"
+        self._systemd.tell(STATUS=text, **_VARIABLES.get(type(report), {}))
+        if self.parent is not None:
+            self.parent.send(msgspec.msgpack.encode(report))
 
-    def progress(self, share: float, state: str = "loading") -> None:
-        """Report the loaded or downloaded fraction of the model, at limited intervals."""
+    def progress(self, report: Loading | Downloading) -> None:
+        """Send a report of the progress, at limited intervals."""
         now = monotonic()
         if now - self._told_at >= _INTERVAL:
             self._told_at = now
-            self.tell(state, progress=round(share, 3))
+            self.tell(report)
 
 
-def take_status(environ: MutableMapping[str, str]) -> StatusPipe:
-    """Remove the status variables from the environment, and watch the lifeline if there is one.
-
-    Raises:
-        ConfigError: the descriptor is invalid.
-    """
-    if environ.pop(LIFELINE_VARIABLE, ""):
-        threading.Thread(target=_end_with_input, name="trioserve-lifeline", daemon=True).start()
-    text, systemd = environ.pop(STATUS_VARIABLE, ""), environ.pop("NOTIFY_SOCKET", "")
-    if not text:
-        return StatusPipe(systemd=systemd)
-    descriptor = whole_number(text, most=2**31 - 1)
-    try:
-        os.set_inheritable(-1 if descriptor is None else descriptor, False)
-    except OSError:
-        raise ConfigError(f"{STATUS_VARIABLE}: {text!r} is not an open descriptor") from None
-    return StatusPipe(descriptor)
-
-
-def _end_with_input() -> None:
-    """End this process when standard input ends. A thread does this, so nothing can block it."""
-    while os.read(0, 4096):
-        pass  # a lifeline carries no data
-    os._exit(1)
+def take_reporter(environ: MutableMapping[str, str]) -> Reporter:
+    """Make the reporter to who has started this process, and remove their variables."""
+    return Reporter(take_parent(environ), systemd=environ.pop("NOTIFY_SOCKET", ""))
 
 
 class ProgressReport:
@@ -158,7 +123,7 @@ class ProgressReport:
 _BAR = 20  # characters
 
 
-async def fetch(status: StatusPipe, config: Config) -> Config:
+async def fetch(status: Reporter, config: Config) -> Config:
     """Find the models that a configuration names, and report the progress of downloads.
 
     Raises:
@@ -168,7 +133,8 @@ async def fetch(status: StatusPipe, config: Config) -> Config:
 
         def both(progress: DownloadProgress) -> None:
             report(progress)
-            status.progress(progress.all_done / max(progress.all_total, 1), "downloading")
+            share = min(progress.all_done / max(progress.all_total, 1), 1.0)
+            status.progress(Downloading(round(share, 3)))
 
         return await fetching.fetch(config, both)
 
@@ -221,14 +187,14 @@ def _time(seconds: float) -> str:
 
 
 def load(
-    status: StatusPipe, config: Config, *, progress: Callable[[float], bool] | None = None
+    status: Reporter, config: Config, *, progress: Callable[[float], bool] | None = None
 ) -> AnyBackend:
     """Load the model, and report the progress. Runs in a worker thread."""
 
     def all_of_them(share: float) -> bool:
         goes_on()
         report(share)
-        status.progress(share)
+        status.progress(Loading(round(share, 3)))
         return progress is None or progress(share)
 
     if config.rpc:
@@ -296,7 +262,7 @@ class EarlyLoad:
 
 
 @contextmanager
-def _ended_if_stalled(status: StatusPipe, seconds: float) -> Iterator[Callable[[], None]]:
+def _ended_if_stalled(status: Reporter, seconds: float) -> Iterator[Callable[[], None]]:
     """End this process when loading stalls, because another machine does not answer.
 
     The block calls the function that it gets at each progress. 0 seconds disables this.
@@ -310,7 +276,7 @@ def _ended_if_stalled(status: StatusPipe, seconds: float) -> Iterator[Callable[[
                 return
         message = f"Loading the model has made no progress for {seconds:g} seconds."
         _log.error(message)
-        status.tell("failed", message=message)
+        status.tell(Failed.of(message))
         os._exit(1)
 
     if not seconds:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from trioserve.children import reports
 from trioserve.cli.memory import keep_collecting, uncollected
-from trioserve.cli.progress import EarlyLoad, StatusPipe, fetch, load
+from trioserve.cli.progress import EarlyLoad, Reporter, fetch, load
 from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
 from trioserve.config.flags import as_flags
@@ -29,7 +30,6 @@ from trioserve.hosts import is_local
 from trioserve.log import get_logger
 from trioserve.models import BUNDLED, TOY, resolve
 from trioserve.models.fetch import fetch as find_files, is_local as is_on_disk
-from trioserve.store.usage import usage_out
 
 if TYPE_CHECKING:
     import hypercorn
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from trioserve.api.router.service import RouterService
     from trioserve.api.service import AppState, Service
+    from trioserve.children.zygote import Zygote
     from trioserve.models.catalog import Catalog
     from trioserve.router.fleet import Fleet
-    from trioserve.router.zygote import FirstZygote
     from trioserve.server.lifecycle.engine import Loader
     from trioserve.server.server import Server
     from trioserve.server.usage import Usage
@@ -52,16 +52,16 @@ _BACKLOG = 1024
 #: Seconds for connections to close after the last request.
 _GRACE = 3.0
 
-#: Seconds between two reports of usage to a router, and the rows of a line, of 300 bytes each.
+#: Seconds between two reports of usage to a router, and the rows of one, of 300 bytes each.
 _USAGE_INTERVAL = 1.0
-_USAGE_ROWS = 100
+_USAGE_ROWS = 1000
 
 
 def serve(
     config: Config,
-    status: StatusPipe | None = None,
+    status: Reporter | None = None,
     catalog: Catalog | None = None,
-    first: FirstZygote | None = None,
+    zygote: Zygote | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT. Blocks; returns the exit code.
 
@@ -70,9 +70,11 @@ def serve(
         status: reports the status; by default to no program.
         catalog: the models to serve, one process for each, in place of the one that the
             configuration names.
-        first: a zygote that was forked for the processes of these models.
+        zygote: was forked for the processes of these models.
     """
-    status = status or StatusPipe()
+    status = status or Reporter()
+    if status.parent is not None:
+        status.parent.end_with_it()
     exit_code = 0
     with ExitStack() as closing:
         try:
@@ -84,9 +86,9 @@ def serve(
         except TrioServeError as error:
             message = as_flags(error.message) if isinstance(error, ConfigError) else error.message
             print(f"trioserve: {message}", file=sys.stderr)
-            status.tell("failed", message=message)
+            status.tell(reports.Failed.of(message))
             return 1
-        status.tell("loading", progress=0.0)
+        status.tell(reports.Loading(0.0))
         with uncollected():
             loading = _begin_load(config, status, closing) if catalog is None else None
             from hypercorn.utils import LifespanFailureError
@@ -94,7 +96,7 @@ def serve(
             from trioserve.api.edge.tcp import raise_limit
 
             raise_limit()
-            app = _make_app(config, status, catalog, first, loading)
+            app = _make_app(config, status, catalog, zygote, loading)
         try:
             trio.run(_serve, app, config, listening, status)
         except* LifespanFailureError:
@@ -102,7 +104,7 @@ def serve(
     return exit_code
 
 
-def _begin_load(config: Config, status: StatusPipe, closing: ExitStack) -> Loader:
+def _begin_load(config: Config, status: Reporter, closing: ExitStack) -> Loader:
     """Return what loads the model, which has begun if the rest is still to be imported."""
     from trioserve.llama import last_word, room, trial  # noqa: F401 (needed for that)
 
@@ -177,7 +179,7 @@ def check_reach(config: Config, listening: Sequence[socket.socket]) -> None:
 
 
 async def _serve(
-    app: QuartTrio, config: Config, listening: Sequence[socket.socket], status: StatusPipe
+    app: QuartTrio, config: Config, listening: Sequence[socket.socket], status: Reporter
 ) -> None:
     """Serve until a signal.
 
@@ -209,17 +211,17 @@ async def _serve(
 
 def _make_app(
     config: Config,
-    status: StatusPipe,
+    status: Reporter,
     catalog: Catalog | None,
-    first: FirstZygote | None,
+    zygote: Zygote | None,
     loading: Loader | None,
 ) -> QuartTrio:
     from trioserve.app import create_app, create_router
 
     if catalog is not None:
-        return create_router(config, partial(fleet_of, config, catalog, first))
+        return create_router(config, partial(fleet_of, config, catalog, zygote))
     app = create_app(config, load=loading)
-    app.extensions["trioserve"].has_router = status.is_open
+    app.extensions["trioserve"].has_router = status.is_watched
     app.extensions["trioserve"].fetch = partial(fetch, status)
     return app
 
@@ -249,7 +251,7 @@ def hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hype
 
 
 async def _follow_model(
-    service: Service | RouterService, status: StatusPipe, nursery: trio.Nursery
+    service: Service | RouterService, status: Reporter, nursery: trio.Nursery
 ) -> None:
     """Report each load and unload of the model. Starts garbage collection at the first load."""
     from trioserve.api.base.described import of_server
@@ -260,22 +262,22 @@ async def _follow_model(
     nursery.start_soon(keep_collecting, lambda: service.memory.n_held)
     if not isinstance(service, Service):
         _log.info("ready", models=len(service.fleet.catalog.entries))
-        status.tell("ready")
+        status.tell(reports.Ready())
         return
     model = service.server.model
     _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
     _advise(service.server)
-    status.tell("ready", info=msgspec.to_builtins(of_server(service.server)))
-    if status.is_open:
+    status.tell(reports.Ready(msgspec.to_builtins(of_server(service.server))))
+    if status.is_watched:
         nursery.start_soon(_report_usage, service.server, status)
     told = ServerState.READY
     async for state in service.server.lifecycle.state.eventual_values():
         if state in (ServerState.SLEEPING, ServerState.READY) and state is not told:
-            status.tell(state.value)
+            status.tell(reports.Ready() if state is ServerState.READY else reports.Sleeping())
             told = state
 
 
-async def _report_usage(server: Server, status: StatusPipe) -> None:
+async def _report_usage(server: Server, status: Reporter) -> None:
     """Report what API keys use, until cancelled, and the rest then."""
     from trioserve.server.usage import Usage
 
@@ -290,11 +292,10 @@ async def _report_usage(server: Server, status: StatusPipe) -> None:
         _tell_usage(usage, status)
 
 
-def _tell_usage(usage: Usage, status: StatusPipe) -> None:
-    # The router knows the name of the model, which may be long.
-    rows = [usage_out(row, used) | {"model": ""} for row, used in usage.take().items()]
+def _tell_usage(usage: Usage, status: Reporter) -> None:
+    rows = usage.take_rows()
     for start in range(0, len(rows), _USAGE_ROWS):
-        status.tell("usage", rows=rows[start : start + _USAGE_ROWS])
+        status.tell(reports.Usage(rows[start : start + _USAGE_ROWS]))
 
 
 def _advise(server: Server) -> None:
@@ -314,7 +315,7 @@ def _advise(server: Server) -> None:
 
 
 async def _until_signal(
-    service: AppState, status: StatusPipe, stop: trio.Event, *, task_status: trio.TaskStatus[None]
+    service: AppState, status: Reporter, stop: trio.Event, *, task_status: trio.TaskStatus[None]
 ) -> None:
     """Wait for a signal, drain, and set `stop`. A second signal has its default action."""
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -324,16 +325,16 @@ async def _until_signal(
     for each in numbers:
         signal.signal(each, signal.SIG_DFL)
     _log.info("draining", signal=signal.Signals(number).name)
-    status.tell("draining")
+    status.tell(reports.Draining())
     await service.drain()
     stop.set()
 
 
-async def _follow_failure(service: AppState, status: StatusPipe) -> None:
+async def _follow_failure(service: AppState, status: Reporter) -> None:
     """Report why the server fails. The process ends with it."""
     await service.wait_ended()
     if service.failure is not None:
-        status.tell("failed", message=service.failure.message)
+        status.tell(reports.Failed.of(service.failure.message))
 
 
 # -- sockets
@@ -482,7 +483,7 @@ def catalog_of(
     return OneModel(config, argv, environ)
 
 
-def fleet_of(config: Config, catalog: Catalog, first: FirstZygote | None = None) -> Fleet:
+def fleet_of(config: Config, catalog: Catalog, zygote: Zygote | None = None) -> Fleet:
     """Make the fleet that runs the models of a catalog."""
     from trioserve.router.fleet import Fleet
 
@@ -491,5 +492,5 @@ def fleet_of(config: Config, catalog: Catalog, first: FirstZygote | None = None)
         max_models=config.models_max,
         max_memory=config.models_memory * 2**20,
         drain_timeout=config.drain_timeout,
-        first=first,
+        zygote=zygote,
     )

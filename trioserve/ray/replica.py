@@ -17,6 +17,9 @@ from typing import Any
 
 import attrs
 
+from trioserve.children.frames import FrameError, FrameReader
+from trioserve.children.launch import COMMAND, environment
+from trioserve.children.reports import MAX_REPORT, Failed, Ready, Report, Usage, decode
 from trioserve.config import Config
 from trioserve.config.parse import argv_of
 from trioserve.errors import ModelLoadError, ModelProcessError
@@ -27,12 +30,7 @@ from trioserve.ray.incoming import Sent
 from trioserve.ray.lifelines import Address, Lifelines
 from trioserve.router import forward
 from trioserve.router.forward import ChildAnswer, NotTakenError, Outgoing, SocketIO
-from trioserve.router.launch import (
-    COMMAND,
-    socket_folder,
-    with_package,
-)
-from trioserve.router.zygote import LIFELINE_VARIABLE, MAX_STATUS_LINE, STATUS_VARIABLE
+from trioserve.router.socket_folder import socket_folder
 from trioserve.whole_numbers import whole_number
 
 _log = logging.getLogger("ray.serve")
@@ -57,8 +55,7 @@ exchange = partial(forward.exchange, io=SocketIO(_receive, _send))
 class ServerProcess:
     """A server in a separate process, which listens on a Unix socket.
 
-    Its standard input is a lifeline, so it exits when this process exits or dies. Its log goes to
-    this process's log.
+    It exits when this process exits or dies. Its log goes to this process's log.
 
     Args:
         socket_path: where it listens.
@@ -80,7 +77,7 @@ class ServerProcess:
         self._environ = environ
         self._process: asyncio.subprocess.Process | None = None
         self._message = ""
-        self._told: asyncio.Queue[str] = asyncio.Queue()
+        self._told: asyncio.Queue[Report | None] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -95,25 +92,23 @@ class ServerProcess:
         Raises:
             ModelLoadError: it cannot be started, or it cannot load its model.
         """
-        status, status_end = os.pipe()
-        told = {STATUS_VARIABLE: str(status_end), LIFELINE_VARIABLE: "1"}
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._argv,
-                stdin=asyncio.subprocess.PIPE,  # the lifeline
-                pass_fds=[status_end],
-                env=with_package(self._environ) | told,
-                start_new_session=True,
-            )
-        except OSError as error:
-            os.close(status)
-            raise ModelLoadError(
-                f"The process of the model cannot be started: {error.strerror}."
-            ) from None
-        finally:
-            os.close(status_end)
+        self._frames, theirs = socket.socketpair()
+        self._frames.setblocking(False)
+        with theirs:
+            try:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._argv,
+                    stdin=theirs,
+                    env=environment(self._environ),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._frames.close()
+                raise ModelLoadError(
+                    f"The process of the model cannot be started: {error.strerror}."
+                ) from None
         self._tasks = [
-            asyncio.create_task(self._read_status(status)),
+            asyncio.create_task(self._read_reports()),
             asyncio.create_task(self._wait()),
         ]
         try:
@@ -126,32 +121,39 @@ class ServerProcess:
         timeout: float | None = _START_TIMEOUT
         while True:
             try:
-                state = await asyncio.wait_for(self._told.get(), timeout)
+                report = await asyncio.wait_for(self._told.get(), timeout)
             except TimeoutError:
                 raise ModelLoadError(
                     f"The process of the model did not start within {timeout:g} seconds."
                 ) from None
-            if state == "ready":
+            if isinstance(report, Ready):
                 return
-            if state in ("failed", "ended"):
+            if report is None or isinstance(report, Failed):
                 raise ModelLoadError(self.last_words())
             timeout = None  # a download may take long
 
-    async def _read_status(self, descriptor: int) -> None:
-        """Read its status until it ends."""
-        reader = asyncio.StreamReader(limit=MAX_STATUS_LINE)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb")
-        )
-        try:
-            async for line in reader:
-                report = json.loads(line)
-                self._message = report.get("message", self._message)
-                self.info = report.get("info", self.info)
-                if report["state"] != "usage":  # which comes as long as there are requests
-                    self._told.put_nowait(report["state"])
-        finally:
-            transport.close()
+    async def _read_reports(self) -> None:
+        """Read what it reports until it ends."""
+        frames = FrameReader(MAX_REPORT)
+        with self._frames, suppress(ConnectionResetError):
+            while data := await _receive(self._frames, 2**16):
+                try:
+                    for payload in frames.feed(data):
+                        self._take(decode(payload))
+                except FrameError as error:
+                    self._message = f"Its socket is broken: {error}."
+                    self.kill()
+                    return
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Failed(message):
+                self._message = message
+            case Ready(dict(info)):
+                self.info = info
+            case Usage():
+                return  # which comes as long as there are requests
+        self._told.put_nowait(report)
 
     async def _wait(self) -> None:
         assert self._process is not None
@@ -159,7 +161,7 @@ class ServerProcess:
         with suppress(TimeoutError):  # its last report may still be on its way
             await asyncio.wait_for(asyncio.shield(self._tasks[0]), 1.0)
         self.ended.set()
-        self._told.put_nowait("ended")
+        self._told.put_nowait(None)
 
     async def problem(self) -> str:
         """Ask whether it lives; returns the error, or nothing if it is healthy."""

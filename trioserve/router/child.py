@@ -10,28 +10,37 @@ import signal
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 import trio
 
+from trioserve.children.frames import FrameError, FrameReader
+from trioserve.children.launch import Launched, Launcher
+from trioserve.children.lines import Lines
+from trioserve.children.reports import (
+    BESIDE,
+    ESTIMATE,
+    MAX_REPORT,
+    Estimated,
+    Failed,
+    Ready,
+    Report,
+    decode,
+)
 from trioserve.concurrency import alongside
 from trioserve.config.readers import unicode_name
 from trioserve.errors import ModelLoadError, ModelProcessError
 from trioserve.log import get_logger
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.forward import Kept, Outgoing, exchange
-from trioserve.router.launch import LaunchedProcess, Launcher
 from trioserve.router.schedule import Instance
 from trioserve.router.states import ModelState
-from trioserve.router.zygote import BESIDE, ESTIMATE, MAX_STATUS_LINE
 
 _log = get_logger("trioserve.router")
-
-#: A process's report: ``state``, and its details.
-Report: TypeAlias = Mapping[str, Any]
 
 #: Lines of its log that are kept, and bytes of a line that are read as one.
 _N_LINES = 20
@@ -104,7 +113,7 @@ class Child(Instance):
     message: str | None = None
     lines: deque[str] = attrs.field(factory=lambda: deque(maxlen=_N_LINES))
     _complaint: str = ""  # the last line of its log that is an error, or no line of a log
-    _process: LaunchedProcess | None = None
+    _process: Launched | None = None
     _spoke: trio.Event = attrs.field(factory=trio.Event)
     _stop: trio.Event = attrs.field(factory=trio.Event)
     _stop_timeout: float = 0.0
@@ -120,14 +129,14 @@ class Child(Instance):
         return self.finished.is_set() and not self.was_stopped
 
     async def run(
-        self, launcher: Launcher, argv: Sequence[str], told: Callable[[Report], None]
+        self, launcher: Launcher, argv: Sequence[str], told: Callable[[Report | None], None]
     ) -> None:
         """Start the process, and stay with it until it has ended. When cancelled, it is killed.
 
         Args:
             launcher: starts it.
             argv: its arguments.
-            told: called with its reports, and with the state "ended" as soon as it has ended.
+            told: called with its reports, and with None as soon as it has ended.
 
         Raises:
             ModelLoadError: it cannot be started.
@@ -189,19 +198,19 @@ class Child(Instance):
             return state
         return attrs.evolve(state, message=self.last_words(), log_tail=tuple(self.lines))
 
-    async def _attend(self, process: LaunchedProcess, told: Callable[[Report], None]) -> None:
+    async def _attend(self, process: Launched, told: Callable[[Report | None], None]) -> None:
         async with (
             alongside(self._watch_over, partial(self._stop_when_asked, process)),
             trio.open_nursery() as reading,
         ):
-            reading.start_soon(self._read_status, process.status, told)
+            reading.start_soon(self._read_reports, process.frames, told)
             reading.start_soon(self._read_log, process.log)
             self.exit_code = await process.wait()
             self.ended.set()
-            told({"state": "ended"})
+            told(None)
             reading.cancel_scope.deadline = trio.current_time() + _LAST_WORDS
 
-    async def _stop_when_asked(self, process: LaunchedProcess) -> None:
+    async def _stop_when_asked(self, process: Launched) -> None:
         await self._stop.wait()
         if self._stop_timeout > 0:
             process.send_signal(signal.SIGTERM)
@@ -212,33 +221,40 @@ class Child(Instance):
 
     # -- what it says
 
-    async def _read_status(
+    async def _read_reports(
         self, stream: trio.abc.ReceiveStream, told: Callable[[Report], None]
     ) -> None:
-        lines = _LineSplitter(MAX_STATUS_LINE)
-        async for data in stream:
-            self._spoke.set()
-            for line in lines.add(data):
+        frames = FrameReader(MAX_REPORT)
+        with suppress(trio.BrokenResourceError):  # it has ended without reading all
+            async for data in stream:
+                self._spoke.set()
                 try:
-                    report = json.loads(line)
-                except ValueError:  # or a part of a line that is too long
-                    self.kill(f"What it told as its status is not JSON: {line!r:.100}.")
+                    for payload in frames.feed(data):
+                        self._take(decode(payload), told)
+                except FrameError as error:
+                    self.kill(f"Its socket is broken: {error}.")
                     return
-                self.message = report.get("message", self.message)
-                self.info = report.get("info", self.info)
-                told(report)
+
+    def _take(self, report: Report, told: Callable[[Report], None]) -> None:
+        match report:
+            case Failed(message):
+                self.message = message
+            case Ready(dict(info)):
+                self.info = info
+        told(report)
 
     async def _read_log(self, stream: trio.abc.ReceiveStream) -> None:
-        lines = _LineSplitter()
+        lines = Lines(_MAX_LINE, cut=True)
         async for data in stream:
-            for line in lines.add(data):
+            for line in lines.feed(data):
                 self._relay(line)
-        if lines.rest:
-            self._relay(lines.rest.decode(errors="replace"))
+        self._relay(lines.rest)
 
-    def _relay(self, line: str) -> None:
-        """Write a line of its log to ours, and keep it."""
-        fields = _fields_of(line)
+    def _relay(self, line: bytes) -> None:
+        """Write a line of its log to ours, and keep it. Empty ones are left out."""
+        if not line.strip():
+            return
+        fields = _fields_of(line.decode(errors="replace"))
         level = logging.getLevelNamesMapping().get(str(fields.get("level")).upper(), logging.INFO)
         if (level >= logging.ERROR or "level" not in fields) and not _ABORT.match(self._complaint):
             self._complaint = str(fields["event"])
@@ -289,26 +305,6 @@ def _how(exit_code: int) -> str:
         return f"was ended by signal {-exit_code}"
 
 
-class _LineSplitter:
-    """Splits a stream into lines. `rest` is the line that is not complete yet.
-
-    Args:
-        longest: bytes of a line above which a part of it counts as one.
-    """
-
-    def __init__(self, longest: int = _MAX_LINE) -> None:
-        self.rest = b""
-        self._longest = longest
-
-    def add(self, data: bytes | bytearray) -> list[str]:
-        """Take more; returns the lines that are complete."""
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        if len(self.rest) > self._longest:
-            lines.append(self.rest)
-            self.rest = b""
-        return [line.decode(errors="replace") for line in lines if line.strip()]
-
-
 def _fields_of(line: str) -> dict[str, Any]:
     """Parse a line of the log; one that is not JSON, as when llama.cpp aborts, is its event."""
     try:
@@ -316,18 +312,6 @@ def _fields_of(line: str) -> dict[str, Any]:
     except ValueError:
         fields = None
     return fields if isinstance(fields, dict) and "event" in fields else {"event": line}
-
-
-@attrs.frozen(kw_only=True)
-class Estimated:
-    """Bytes that a model would need: in RAM, or on all devices together, and on each GPU.
-
-    `free_gpus` is what was free on each.
-    """
-
-    need: int
-    gpus: tuple[int, ...] = ()
-    free_gpus: tuple[int, ...] = ()
 
 
 async def estimate(launcher: Launcher, entry: ModelEntry, others: int | None = None) -> Estimated:
@@ -344,10 +328,9 @@ async def estimate(launcher: Launcher, entry: ModelEntry, others: int | None = N
     """
     found: list[Estimated] = []
 
-    def told(report: Report) -> None:
-        if report["state"] == "estimated":
-            gpus, free = (tuple(report.get(name, ())) for name in ("gpus", "free_gpus"))
-            found.append(Estimated(need=report["bytes"], gpus=gpus, free_gpus=free))
+    def told(report: Report | None) -> None:
+        if isinstance(report, Estimated):
+            found.append(report)
 
     watch = HealthCheck(interval=math.inf)
     child = Child(entry.name, 0, entry=entry, socket_path=Path(), watch=watch)

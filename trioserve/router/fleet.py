@@ -19,6 +19,9 @@ from typing import Any
 import attrs
 import trio
 
+from trioserve.children.launch import Launcher, open_launcher
+from trioserve.children.reports import Downloading, Loading, Ready, Report, Sleeping, Usage
+from trioserve.children.zygote import Zygote
 from trioserve.concurrency import (
     Bell,
     EnteredOnce,
@@ -42,12 +45,11 @@ from trioserve.errors import (
 from trioserve.llama.machine import MemoryUse, memory_use
 from trioserve.log import get_logger
 from trioserve.models.catalog import Catalog, ModelEntry
-from trioserve.router.child import Child, HealthCheck, Report, estimate
+from trioserve.router.child import Child, HealthCheck, estimate
 from trioserve.router.forward import ChildAnswer, ChildConnection, NotTakenError, Outgoing, connect
-from trioserve.router.launch import Launcher, open_launcher, socket_folder
 from trioserve.router.schedule import Lease, Schedule
+from trioserve.router.socket_folder import socket_folder
 from trioserve.router.states import Deaths, Events, FleetEvent, ModelState, QueueStatus, Status
-from trioserve.router.zygote import FirstZygote
 
 __all__ = ["Child", "Fleet"]
 
@@ -88,8 +90,8 @@ class Fleet(EnteredOnce):
         max_memory: bytes that they may need together, by llama.cpp's estimate; 0: any number.
             Negative: what is free, as measured.
         drain_timeout: seconds that requests have to finish in `drain`.
-        launcher: starts processes; the default forks one with all imports done, if possible.
-        first: a running zygote, for the default launcher.
+        launcher: starts processes; the default spawns them, or forks them from `zygote`.
+        zygote: see `trioserve.children.launch.open_launcher`.
         watch: how processes are watched.
         measure: measures the memory of processes, by their ids, and what is free.
 
@@ -106,7 +108,7 @@ class Fleet(EnteredOnce):
         max_memory: int = 0,
         drain_timeout: float = 30.0,
         launcher: Launcher | None = None,
-        first: FirstZygote | None = None,
+        zygote: Zygote | None = None,
         watch: HealthCheck | None = None,
         measure: Callable[[Sequence[int]], Awaitable[MemoryUse]] | None = None,
     ) -> None:
@@ -124,7 +126,7 @@ class Fleet(EnteredOnce):
         self._gate = Gate()
         self._jobs = Jobs(self._gate)
         self._open_launcher: Callable[[], AbstractAsyncContextManager[Launcher]] = lambda: (
-            nullcontext(launcher) if launcher else open_launcher(catalog.environment, first)
+            nullcontext(launcher) if launcher else open_launcher(catalog.environment, zygote)
         )
         # These are there on entry: the folder is that of the sockets.
         self._launcher: Launcher
@@ -391,23 +393,23 @@ class Fleet(EnteredOnce):
         finally:
             self._ended(model, child)
 
-    def _told(self, child: Child, report: Report) -> None:
-        """A process has reported its state."""
+    def _told(self, child: Child, report: Report | None) -> None:
+        """A process has reported its state, or ended."""
         data: dict[str, Any] = {}
-        match report.get("state"):
-            case "downloading" | "loading" as state:
-                child.status, child.progress = Status(state), report.get("progress")
-                data = {"progress": _PROGRESS | {"value": child.progress}}
-            case "ready":
+        match report:
+            case Downloading(progress) | Loading(progress):
+                child.status, child.progress = Status(report.state), progress
+                data = {"progress": _PROGRESS | {"value": progress}}
+            case Ready(info):
                 child.progress = None
-                data = {"info": report["info"]} if "info" in report else {}
+                data = {} if info is None else {"info": info}
                 self._schedule.ready(child.name)
-            case "sleeping":
+            case Sleeping():
                 self._schedule.asleep(child.name)
-            case "usage":
-                self.on_usage(child.name, report["rows"])
+            case Usage(rows):
+                self.on_usage(child.name, rows)
                 return
-            case "ended":
+            case None:
                 self._schedule.dying(child.name)  # the rest when all that it wrote has been read
                 return
             case _:

@@ -9,15 +9,18 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import attrs
+import msgspec
 import trio
 
+from trioserve.children.reports import KeyUsage
 from trioserve.concurrency import Bell, alongside, repeat
 from trioserve.config.keys import Key
 from trioserve.errors import InsufficientQuotaError, UnavailableError
 from trioserve.log import get_logger
 from trioserve.server.observers.observer import Event, RequestRecord
 from trioserve.store.store import Store
-from trioserve.store.usage import UsageQuery, UsageRow, Used, add_usage, day_of, usage_in
+from trioserve.store.usage import UsageQuery, UsageRow, Used, add_usage, day_of
 
 _log = get_logger("trioserve.usage")
 
@@ -76,10 +79,15 @@ class Usage:
         self._put(row, used)
         self._count(row, used)
 
-    def add_told(self, model: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Count what the process of a model has told, in the form of `usage_out`."""
-        for each in rows:
-            self.add(*usage_in({**each, "model": model}))
+    def take_rows(self) -> list[KeyUsage]:
+        """Take what was not taken before, for a report, without the model."""
+        taken = self.take().items()
+        return [KeyUsage(row.day, row.key, *attrs.astuple(used)) for row, used in taken]
+
+    def add_told(self, model: str, rows: Iterable[KeyUsage]) -> None:
+        """Count what the process of a model has reported."""
+        for day, key, *amounts in map(msgspec.structs.astuple, rows):
+            self.add(UsageRow(day, key, model), Used(*amounts))
 
     def _put(self, row: UsageRow, used: Used) -> None:
         self._unsaved[row].add(used)

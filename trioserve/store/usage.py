@@ -60,17 +60,6 @@ class Used:
 AMOUNTS = tuple(each.name for each in attrs.fields(Used))
 
 
-def usage_in(fields: Mapping[str, Any]) -> tuple[UsageRow, Used]:
-    """Read usage from its fields; `usage_out` wrote them."""
-    row = UsageRow(*(fields[name] for name in GROUPS))
-    return row, Used(*(fields[name] for name in AMOUNTS))
-
-
-def usage_out(row: UsageRow, used: Used) -> dict[str, Any]:
-    """Write usage as an object for JSON."""
-    return attrs.asdict(row) | attrs.asdict(used)
-
-
 def day_of(moment: float) -> str:
     """The day of a Unix time, in UTC."""
     return datetime.fromtimestamp(moment, UTC).date().isoformat()

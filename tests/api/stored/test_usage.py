@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
@@ -21,8 +20,9 @@ from tests.support.scripted_server import assert_at_rest
 from tests.support.scripts import answering
 from tests.support.waiting import PATIENCE, until
 from trioserve.api.service import AppState
+from trioserve.children.reports import KeyUsage
 from trioserve.server.usage import Usage
-from trioserve.store.usage import UsageRow, Used, day_of, usage_out
+from trioserve.store.usage import UsageRow, Used, day_of
 from trioserve.testing import ScriptedBackend
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -237,12 +237,11 @@ async def test_a_router_has_what_its_models_report_and_keeps_budgets(keys: str) 
         of_child = Usage()
         router.children["one"].server.observers.append(of_child)
         assert (await ask(router.client, "c", "/v1/chat/completions", CHAT)).status_code == 200
-        told = [usage_out(row, used) for row, used in of_child.take().items()]
-        router.fleet.on_usage("one", json.loads(json.dumps(told)))
+        router.fleet.on_usage("one", of_child.take_rows())
         (one,) = (await ask(router.client, "c")).json()["data"]
         assert one["requests"] == 1 and one["output_tokens"] == 2
         today = one["day"]
-        more = usage_out(UsageRow(today, "chat", "?"), Used(1, 1000))
+        more = KeyUsage(today, "chat", 1, 1000, 0, 0, 0.0)
         router.fleet.on_usage("another", [more])
         refused = await ask(router.client, "c", "/v1/chat/completions", CHAT)
         assert refused.status_code == 429
@@ -255,7 +254,7 @@ async def test_a_router_tells_the_usage_of_all_its_models_itself() -> None:
         assert router.fleet.on_usage is not None
         today = day_of(time.time())
         for model in ("one", "two"):
-            router.fleet.on_usage(model, [usage_out(UsageRow(today, "", "?"), Used(1, 5))])
+            router.fleet.on_usage(model, [KeyUsage(today, "", 1, 5, 0, 0, 0.0)])
         told = await router.client.get("/v1/usage?group_by=model")
         assert [(each["model"], each["input_tokens"]) for each in told.json()["data"]] == [
             ("one", 5),

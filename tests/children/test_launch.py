@@ -20,9 +20,8 @@ import trio
 
 from tests.support import tiny
 from tests.support.waiting import patiently, until
-from trioserve.concurrency import alongside
+from trioserve.children.launch import Launched, Launcher, Spawner, open_launcher
 from trioserve.errors import ModelLoadError
-from trioserve.router.launch import Forks, LaunchedProcess, Launcher, Spawner, open_launcher
 
 pytestmark = [
     pytest.mark.system,
@@ -33,14 +32,11 @@ PR_GET_CHILD_SUBREAPER = 37
 
 
 @asynccontextmanager
-async def started(
-    launcher: Launcher, *argv: str
-) -> AsyncIterator[tuple[LaunchedProcess, dict[str, Any]]]:
+async def started(launcher: Launcher, *argv: str) -> AsyncIterator[tuple[Launched, dict[str, Any]]]:
     """A process, with what it says of itself."""
     process = await launcher.launch(argv)
     try:
-        line = await process.status.receive_some()
-        yield process, json.loads(line)["info"]
+        yield process, await tiny.info_of(process)
     finally:
         process.send_signal(signal.SIGKILL)
         with trio.CancelScope(shield=True):
@@ -65,7 +61,7 @@ def n_descriptors() -> int:
 
 
 @pytest.mark.parametrize("way", tiny.WAYS)
-async def test_a_process_gets_its_pipes_and_a_session_of_its_own(way: str) -> None:
+async def test_a_process_gets_its_socket_its_log_and_a_session_of_its_own(way: str) -> None:
     async with tiny.launcher(way) as launcher:
         async with started(launcher):
             pass  # so that a zygote is there
@@ -75,11 +71,10 @@ async def test_a_process_gets_its_pipes_and_a_session_of_its_own(way: str) -> No
             assert info["parent"] == os.getpid()
             assert info["session"] == process.pid
             assert info["argv"] == ["", "--two words", "é"]
-            assert info["lifeline"] == "1"
             assert info["colour"] == "green"
-            # Its pipes, and the one that it looks at all of them with.
+            # Its standard files, its socket, and what it looks at all of them with.
             assert len(info["descriptors"]) == 5
-            assert not os.get_inheritable(process.status.fileno())
+            assert not os.get_inheritable(process.frames.socket.fileno())
             log = b""
             with patiently():
                 while log.count(b"\n") < 2:
@@ -163,16 +158,17 @@ async def test_processes_outlive_the_zygote_and_others_are_started_without_it() 
         zygote = launcher.pid
         assert zygote is not None
         os.kill(zygote, signal.SIGKILL)
-        async with started(launcher, "spawned") as (_, info):
-            assert info["argv"] == ["spawned"]
-        await until(lambda: launcher.pid not in (None, zygote))
-        async with started(launcher, "forked again") as (_, info):
-            assert info["argv"] == ["forked again"]
+        for _ in range(2):
+            async with started(launcher, "spawned") as (_, info):
+                assert info["argv"] == ["spawned"]
+        assert launcher.pid is None and not Path(f"/proc/{zygote}").exists(), "it was reaped"
         assert is_running(old.pid)
+        old.send_signal(signal.SIGSEGV)
+        assert await old.wait() == -signal.SIGSEGV, "how it has ended is known"
 
 
-async def test_a_zygote_that_does_not_answer_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trioserve.router.launch._FORK_TIMEOUT", 0.1)
+async def test_a_zygote_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trioserve.children.launch._FORK_TIMEOUT", 0.1)
     async with tiny.forks() as launcher, started(launcher):
         zygote = launcher.pid
         assert zygote is not None
@@ -182,14 +178,13 @@ async def test_a_zygote_that_does_not_answer_is_replaced(monkeypatch: pytest.Mon
         await until_gone(zygote)
 
 
-@pytest.mark.parametrize("command", [(sys.executable, "-c", "pass"), ("/no/such/program",)])
-async def test_without_a_zygote_processes_are_started_all_the_same(
-    command: tuple[str, ...],
-) -> None:
-    forks = Forks(tiny.environment(), tiny.spawner(), command)
-    async with alongside(forks.run), started(forks, "spawned") as (_, info):
+async def test_without_a_zygote_processes_are_started_all_the_same() -> None:
+    nothing = (sys.executable, "-c", "pass")
+    async with tiny.forks(nothing) as forks, started(forks, "spawned") as (_, info):
         assert info["argv"] == ["spawned"]
         assert forks.pid is None
+    async with open_launcher({}) as launcher:
+        assert isinstance(launcher, Spawner)
 
 
 async def test_a_system_that_allows_no_more_processes() -> None:
@@ -200,20 +195,11 @@ async def test_a_system_that_allows_no_more_processes() -> None:
         "while orders.recv(1000):\n"
         "    orders.send(b'0')\n"
     )
-    forks = Forks(tiny.environment(), tiny.spawner(), (sys.executable, "-c", script))
-    async with alongside(forks.run):
+    async with tiny.forks((sys.executable, "-c", script)) as forks:
         for _ in range(2):
             with pytest.raises(ModelLoadError, match="too many processes"):
                 await forks.launch([])
             assert forks.pid is not None
-
-
-async def test_a_system_without_adoption_starts_each_process_by_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(os, "pidfd_open")
-    async with open_launcher({}) as launcher:
-        assert isinstance(launcher, Spawner)
 
 
 async def test_a_command_that_is_not_there() -> None:

@@ -2,11 +2,11 @@
 
 Importing takes a second, and what is imported takes 100 MB. A fork takes milliseconds and shares
 the memory. It is safe because this process has one thread, no event loop and no model, and has not
-looked for a GPU.
+looked for a GPU. It is itself a fork of the program that orders, so that both share memory, too.
 
-An order comes over a socket: a JSON object with the arguments, and with it the three descriptors of
-the pipes of `trioserve.router.launch`. The answer has the number of the process. The end of the
-socket is the end of this process. Linux only.
+An order comes over a socket: a JSON list of the arguments, and with it the descriptors of the
+process's ends of `trioserve.children.launch`. The answer has the number of the process. The end of
+the socket is the end of this process. Linux only.
 """
 
 from __future__ import annotations
@@ -24,20 +24,7 @@ from pathlib import Path
 
 import attrs
 
-#: Names the descriptor that a process writes its status to.
-STATUS_VARIABLE = "TRIOSERVE_STATUS_FD"
-
-#: The longest line of status, in bytes. A longer one is an error of the process.
-MAX_STATUS_LINE = 2**20
-
-#: Says that standard input is a lifeline.
-LIFELINE_VARIABLE = "TRIOSERVE_LIFELINE"
-
-#: The first argument of a process that reports how much memory a model needs, and exits.
-ESTIMATE = "estimate"
-
-#: Begins its argument with the bytes of RAM that other models would free.
-BESIDE = "beside="
+from trioserve.children.parent import VARIABLE
 
 #: The largest order, in bytes.
 MAX_ORDER = 128 * 1024
@@ -61,21 +48,26 @@ def prctl(option: int, value: int) -> None:
 
 
 @attrs.frozen
-class FirstZygote:
-    """A zygote that was forked from this process: its number, and the socket for orders."""
+class Zygote:
+    """A zygote, which is a child of this process: its number, and the socket for orders."""
 
     pid: int
     orders: socket.socket
 
 
-def fork_zygote() -> FirstZygote | socket.socket | None:
+def _freeze() -> None:
+    """Have later looks for garbage leave the memory alone that is shared with forks."""
+    gc.collect()
+    gc.freeze()
+
+
+def fork_zygote() -> Zygote | socket.socket | None:
     """Fork this process. Returns the zygote here, and in the zygote its end of the socket.
 
     None: the system allows no other process.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    gc.collect()
-    gc.freeze()  # so that looking for garbage does not copy the memory that is shared
+    _freeze()
     ctypes.CDLL(None).malloc_trim(0)
     try:
         pid = os.fork()
@@ -85,7 +77,7 @@ def fork_zygote() -> FirstZygote | socket.socket | None:
         return None
     if pid:
         theirs.close()
-        return FirstZygote(pid, ours)
+        return Zygote(pid, ours)
     ours.close()
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -100,14 +92,13 @@ def wait_for_orders(orders: socket.socket) -> list[str] | None:
     Returns in each of these processes, with its arguments, to be what was ordered; and in this
     process once there are no more orders, with None.
     """
-    router = os.getppid()
-    gc.collect()
-    gc.freeze()  # so that looking for garbage does not copy the memory that is shared
-    with contextlib.suppress(BrokenPipeError):  # the router has ended: there are no orders
+    parent = os.getppid()
+    _freeze()
+    with contextlib.suppress(BrokenPipeError):  # the parent has ended: there are no orders
         orders.send(READY)
     while True:
         try:
-            message, descriptors, _flags, _address = socket.recv_fds(orders, MAX_ORDER, 3)
+            message, descriptors, _flags, _address = socket.recv_fds(orders, MAX_ORDER, 2)
         except ConnectionResetError:  # it has ended without reading the above
             return None
         if not message:
@@ -116,7 +107,7 @@ def wait_for_orders(orders: socket.socket) -> list[str] | None:
         if _fork_twice(write_end):
             for each in (read_end, write_end, orders.detach()):
                 os.close(each)
-            _join_router(router)
+            _join(parent)
             return _become(json.loads(message), descriptors)
         for each in (write_end, *descriptors):
             os.close(each)
@@ -125,9 +116,9 @@ def wait_for_orders(orders: socket.socket) -> list[str] | None:
 
 
 def _fork_twice(answers: int) -> bool:
-    """Fork a child that forks a grandchild and exits; the router, a subreaper, adopts it.
+    """Fork a child that forks a grandchild and exits; our parent, a subreaper, adopts it.
 
-    So the router can wait for the grandchild, even if this process dies. Its number is written to
+    So the parent can wait for the grandchild, even if this process dies. Its number is written to
     a descriptor. Returns True in the grandchild and False here.
     """
     try:
@@ -147,30 +138,29 @@ def _fork_twice(answers: int) -> bool:
     os._exit(0)
 
 
-def _join_router(router: int) -> None:
-    """Wait until we are the router's child, and die with it from then on."""
+def _join(parent: int) -> None:
+    """Wait until a process is our parent, and die with it from then on."""
     deadline = time.monotonic() + 5.0
-    while os.getppid() != router:
+    while os.getppid() != parent:
         if time.monotonic() > deadline:
-            os._exit(1)  # the router has died
+            os._exit(1)  # it has died
         time.sleep(0.0005)
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != router:
+    if os.getppid() != parent:
         os._exit(1)
     os.setsid()
 
 
-def _become(argv: Sequence[str], descriptors: Sequence[int]) -> list[str]:
-    """Take the pipes into use; returns the arguments."""
-    stdin, status, log = descriptors
-    for old, new in ((stdin, 0), (log, 1), (log, 2)):
+def _become(argv: list[str], descriptors: Sequence[int]) -> list[str]:
+    """Take our ends into use; returns the arguments."""
+    connection, log = descriptors
+    for old, new in ((connection, 0), (log, 1), (log, 2)):
         os.dup2(old, new)
-    for each in (stdin, log):
+    for each in descriptors:
         os.close(each)
-    os.environ[STATUS_VARIABLE] = str(status)
-    os.environ[LIFELINE_VARIABLE] = "1"
+    os.environ[VARIABLE] = "1"
     _show_as(["trioserve", *argv])
-    return list(argv)
+    return argv
 
 
 def _show_as(words: Sequence[str]) -> None:

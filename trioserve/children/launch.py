@@ -1,0 +1,283 @@
+"""Starting processes that run trioserve, and that end with this one.
+
+Standard input of each is a Unix socket for frames, both ways. It is a lifeline: the process exits
+when our end is closed, as it is when we die. Standard output and error are a pipe for its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+import trio
+
+import trioserve
+from trioserve.children import parent, zygote
+from trioserve.children.zygote import Zygote
+from trioserve.errors import ModelLoadError
+from trioserve.log import get_logger
+
+_log = get_logger("trioserve.children")
+
+#: Starts a server. The folder that it is started in does not count as a place of packages.
+COMMAND = (sys.executable, "-P", "-m", "trioserve")
+
+#: Seconds that a zygote has to begin, and that a fork may take.
+_START_TIMEOUT = 60.0
+_FORK_TIMEOUT = 10.0
+
+#: The exit status of a process if the real one is not known.
+_UNKNOWN_END = 255
+
+
+@attrs.frozen
+class Launched:
+    """A process that was started. Its owner waits for its end, and then closes it.
+
+    Attributes:
+        pid: its number.
+        frames: the socket.
+        log: what it writes to standard output and error.
+        wait: waits until it has ended; gives its exit code, or less the number of its signal.
+        send_signal: sends it a signal. Does nothing once it has ended.
+        close: closes our ends, the lifeline among them. May be called twice.
+    """
+
+    pid: int
+    frames: trio.abc.Stream
+    log: trio.abc.ReceiveStream
+    wait: Callable[[], Awaitable[int]]
+    send_signal: Callable[[signal.Signals], None]
+    close: Callable[[], None]
+
+
+class Launcher(Protocol):
+    """Starts processes."""
+
+    async def launch(self, argv: Sequence[str]) -> Launched:
+        """Start ``trioserve`` with these arguments.
+
+        When cancelled, no process is left.
+
+        Raises:
+            ModelLoadError: the system does not let us.
+        """
+
+
+@attrs.frozen
+class _Ends:
+    """Our ends of a process's socket and pipe, and its own as descriptors."""
+
+    frames: trio.SocketStream
+    log: trio.lowlevel.FdStream
+    frames_end: int
+    log_end: int
+    close: Callable[[], None]
+
+    def launched(self, process: trio.Process | _Fork) -> Launched:
+        """Make what the owner of a process gets, which closes our ends."""
+        return Launched(
+            process.pid, self.frames, self.log, process.wait, process.send_signal, self.close
+        )
+
+
+@contextmanager
+def _open_ends() -> Iterator[_Ends]:
+    """The ends for a process that is started in the block. If that fails, they are closed.
+
+    Raises:
+        ModelLoadError: the block, or making them, has raised an OSError.
+    """
+    try:
+        with ExitStack() as ours, ExitStack() as theirs:  # the process has its own copies
+            one, other = socket.socketpair()
+            frames_end = theirs.enter_context(other).fileno()
+            frames = trio.SocketStream(trio.socket.from_stdlib_socket(ours.enter_context(one)))
+            ours.callback(frames.socket.close)
+            descriptor, log_end = os.pipe()
+            theirs.callback(os.close, log_end)
+            log = trio.lowlevel.FdStream(descriptor)
+            ours.callback(log.close)
+            kept = ExitStack()
+            yield _Ends(frames, log, frames_end, log_end, kept.close)
+            kept.push(ours.pop_all())
+    except OSError as error:
+        reason = error.strerror or error
+        raise ModelLoadError(f"The process of the model cannot be started: {reason}.") from None
+
+
+class Spawner:
+    """Starts a new Python for each process, which takes about a second."""
+
+    def __init__(self, environ: Mapping[str, str], command: Sequence[str] = COMMAND) -> None:
+        self._environ = environ
+        self._command = command
+
+    async def launch(self, argv: Sequence[str]) -> Launched:
+        """See `Launcher.launch`."""
+        with _open_ends() as ends:
+            process = await trio.lowlevel.open_process(
+                [*self._command, *argv],
+                stdin=ends.frames_end,
+                stdout=ends.log_end,
+                stderr=ends.log_end,
+                env=environment(self._environ),
+                start_new_session=True,
+            )
+            return ends.launched(process)
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a process has in its environment, which also finds this package."""
+    root = str(Path(trioserve.__file__).parent.parent)
+    paths = [root, *filter(None, [environ.get("PYTHONPATH")])]
+    return {**environ, "PYTHONPATH": os.pathsep.join(paths), parent.VARIABLE: "1"}
+
+
+@asynccontextmanager
+async def open_launcher(
+    environ: Mapping[str, str], forked: Zygote | None = None
+) -> AsyncIterator[Launcher]:
+    """Start processes with an environment, as long as a block lasts.
+
+    Args:
+        environ: the environment.
+        forked: a zygote with this environment, which makes that quicker; it ends with the block.
+    """
+    spawner = Spawner(environ)
+    if forked is None:
+        yield spawner
+        return
+    forks = Forks(forked, spawner)
+    try:
+        yield forks
+    finally:
+        await forks.end()
+
+
+class Forks:
+    """Starts processes as forks of a zygote, and in another way once that has died.
+
+    Args:
+        forked: the zygote.
+        spawner: starts processes in the other way.
+    """
+
+    def __init__(self, forked: Zygote, spawner: Launcher) -> None:
+        self._zygote: _Fork | None = _Fork(forked.pid)
+        self._orders = trio.socket.from_stdlib_socket(forked.orders)
+        self._spawner = spawner
+        self._has_begun = False
+        self._one_at_a_time = trio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process that others are forked from, if there is one."""
+        return self._zygote.pid if self._zygote is not None else None
+
+    async def end(self) -> None:
+        """End the zygote, in a shield."""
+        process, self._zygote = self._zygote, None
+        if process is not None:
+            self._orders.close()
+            process.send_signal(signal.SIGKILL)
+            with trio.CancelScope(shield=True):
+                await process.wait()
+
+    async def launch(self, argv: Sequence[str]) -> Launched:
+        """See `Launcher.launch`."""
+        async with self._one_at_a_time:
+            forked = await self._fork(argv)
+        return forked or await self._spawner.launch(argv)
+
+    async def _fork(self, argv: Sequence[str]) -> Launched | None:
+        """Fork a process; None if the zygote has died. Raises ModelLoadError."""
+        if self._zygote is None:
+            return None
+        if not self._has_begun:
+            with contextlib.suppress(OSError), trio.move_on_after(_START_TIMEOUT):
+                self._has_begun = await self._orders.recv(len(zygote.READY)) == zygote.READY
+        with _open_ends() as ends:
+            if self._has_begun and (pid := await self._order(argv, ends)) is not None:
+                return ends.launched(_Fork(pid))
+        ends.close()
+        _log.warning("the process that others are forked from has ended, or hangs")
+        await self.end()
+        return None
+
+    async def _order(self, argv: Sequence[str], ends: _Ends) -> int | None:
+        """Order a fork; returns its number, or None if the zygote has died.
+
+        Cannot be cancelled, because the answer would then be taken for that of the next order.
+
+        Raises:
+            ModelLoadError: the system does not allow another process.
+        """
+        descriptors = array("i", [ends.frames_end, ends.log_end])
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+        answer = b""
+        with (
+            contextlib.suppress(OSError, trio.ClosedResourceError),  # it has died
+            _adopting_orphans(),
+            trio.move_on_after(_FORK_TIMEOUT, shield=True),
+        ):
+            await self._orders.sendmsg([json.dumps(list(argv)).encode()], ancillary)
+            answer = await self._orders.recv(32)
+        if answer == zygote.FAILED:
+            raise ModelLoadError("The process of the model cannot be started: too many processes.")
+        return int(answer) if answer else None
+
+
+@contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """Become the parent of our descendants' orphans while a block lasts. Raises OSError.
+
+    A block is short: nothing here reaps what the process of a model leaves behind when it dies.
+    The system's first process, or that of a container, adopts and reaps it.
+    """
+    zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 0)
+
+
+class _Fork:
+    """A child of this process that no `trio.Process` started, by a descriptor of it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._descriptor = os.pidfd_open(pid)
+        self._code: int | None = None
+
+    async def wait(self) -> int:
+        """Wait until it has ended; returns its exit code, or less the number of its signal."""
+        if self._code is None:
+            await trio.lowlevel.wait_readable(self._descriptor)
+            self._code = self._reap()
+            os.close(self._descriptor)
+        return self._code
+
+    def _reap(self) -> int:
+        try:
+            ended = os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED)
+        except ChildProcessError:
+            return _UNKNOWN_END  # other code in this program waits for all processes
+        assert ended is not None
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal. Does nothing once it has ended."""
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, number)

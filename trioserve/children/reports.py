@@ -1,0 +1,119 @@
+"""What the process of a model reports of itself, each report in a frame.
+
+The process may be in a stranger's hands: what it sends is checked by these types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from trioserve.children.frames import FrameError
+
+#: Bytes of a report. A longer one is an error of the process.
+MAX_REPORT = 2**20
+
+#: Characters of a message; `Failed.of` cuts it.
+_MAX_MESSAGE = 2**16
+
+#: The first argument of a process that sends `Estimated`, and exits.
+ESTIMATE = "estimate"
+
+#: Begins its argument with the bytes of RAM that other models would free.
+BESIDE = "beside="
+
+_Count: TypeAlias = Annotated[int, Meta(ge=0)]
+_Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+
+
+class _Report(Struct, frozen=True, tag=str.lower, tag_field="state"):
+    @property
+    def state(self) -> str:
+        """The name of the state."""
+        return type(self).__name__.lower()
+
+
+class Downloading(_Report, frozen=True):
+    """The model is downloaded, to this share."""
+
+    progress: _Share
+
+
+class Loading(_Report, frozen=True):
+    """The model is loaded, to this share."""
+
+    progress: _Share
+
+
+class Ready(_Report, frozen=True):
+    """The model is loaded. `info` is what ``/v1/models`` says of it; None: as before."""
+
+    info: dict[str, Any] | None = None
+
+
+class Sleeping(_Report, frozen=True):
+    """The model is unloaded until the next request."""
+
+
+class Draining(_Report, frozen=True):
+    """No new request is taken, and the process will end."""
+
+
+class KeyUsage(Struct, frozen=True, array_like=True):
+    """What an API key has used on a day; see `trioserve.store.usage`."""
+
+    day: str
+    key: str
+    requests: _Count
+    input_tokens: _Count
+    cached_input_tokens: _Count
+    output_tokens: _Count
+    seconds: Annotated[float, Meta(ge=0)]
+
+
+class Usage(_Report, frozen=True):
+    """What API keys have used since the last such report."""
+
+    rows: Sequence[KeyUsage]
+
+
+class Failed(_Report, frozen=True):
+    """Why the process will end."""
+
+    message: Annotated[str, Meta(max_length=_MAX_MESSAGE)]
+
+    @classmethod
+    def of(cls, message: str) -> Failed:
+        """Make a report of a message, whose end may be cut off."""
+        return cls(message[:_MAX_MESSAGE])
+
+
+class Estimated(_Report, frozen=True):
+    """Bytes that a model would need: in RAM, or on all devices together, and on each GPU.
+
+    `free_gpus` is what was free on each.
+    """
+
+    need: _Count
+    gpus: tuple[_Count, ...] = ()
+    free_gpus: tuple[_Count, ...] = ()
+
+
+Report: TypeAlias = Downloading | Loading | Ready | Sleeping | Draining | Usage | Failed | Estimated
+
+_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def decode(payload: bytes) -> Report:
+    """Read a report.
+
+    Raises:
+        FrameError: it is none.
+    """
+    try:
+        return _decoder.decode(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise FrameError(f"what it reports is not understood: {error}") from None
