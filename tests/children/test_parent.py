@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from trioserve.children.frames import FrameReader
-from trioserve.children.parent import VARIABLE, Parent, take_parent
+from trioserve.children.parent import VARIABLE, ParentSocket, take_parent
 
 
 def read(connection: socket.socket, n_frames: int) -> list[bytes]:
@@ -25,7 +25,7 @@ def read(connection: socket.socket, n_frames: int) -> list[bytes]:
 def test_a_full_socket_holds_up_nobody_and_frames_stay_whole_and_in_order() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        parent = Parent(theirs)
+        parent = ParentSocket(theirs)
 
         def send(number: int) -> None:
             for n in range(50):
@@ -52,7 +52,7 @@ def test_without_a_thread_the_next_call_sends_the_rest(monkeypatch: pytest.Monke
     monkeypatch.setattr(threading.Thread, "start", refuse)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        parent = Parent(theirs)
+        parent = ParentSocket(theirs)
         long = bytes(1_000_000)
         parent.send(long)
         begun = b""
@@ -65,7 +65,7 @@ def test_without_a_thread_the_next_call_sends_the_rest(monkeypatch: pytest.Monke
 def test_what_nobody_reads_any_more_is_dropped() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        parent = Parent(theirs)
+        parent = ParentSocket(theirs)
         parent.send(bytes(1_000_000))
         ours.close()
         for _ in range(3):

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from trioserve.children.frames import FrameReader
-from trioserve.children.parent import VARIABLE, Parent
+from trioserve.children.parent import VARIABLE, ParentSocket
 from trioserve.children.reports import Failed, Loading, Ready, Report, Sleeping, decode
 from trioserve.cli.progress import Reporter
 
@@ -140,7 +140,7 @@ def test_the_progress_is_not_told_for_each_tensor(monkeypatch: pytest.MonkeyPatc
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            status = Reporter(Parent(theirs))
+            status = Reporter(ParentSocket(theirs))
             for share in (0.1, 0.2, 0.3):
                 status.progress(Loading(share))
             now += 0.2
@@ -154,4 +154,4 @@ def test_without_a_listener_nothing_is_told() -> None:
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs:
-        Reporter(Parent(theirs)).tell(Ready())  # whoever listened has gone
+        Reporter(ParentSocket(theirs)).tell(Ready())  # whoever listened has gone

@@ -81,7 +81,7 @@ def test_a_replica_from_its_start_to_the_end_of_its_child(monkeypatch) -> None:
         assert rest[-1] == (LOST,)
         await replica._child.ended.wait()
         assert [part async for part in replica.forward(sent("GET", "/health"))][1] == (UNSENT,)
-        with pytest.raises(ModelProcessError, match="signal 9"):
+        with pytest.raises(ModelProcessError, match="SIGKILL"):
             await replica.check_health()
         await exits.wait()
 
@@ -96,7 +96,8 @@ def test_serve_ends_a_replica_and_its_child(tmp_path) -> None:
         assert ended is not None
         await ended
         assert replica._child.last_words() == (
-            "The process of the model ended with code 0; what it said is in the log of its replica."
+            "The process of the model ended with exit code 0; "
+            "what it said is in the log of its replica."
         )
         assert not replica._child.socket_path.parent.exists()
         assert replica.__del__() is None
@@ -133,7 +134,7 @@ def test_a_child_that_does_not_end_in_time_is_killed(tmp_path) -> None:
         child = await _start(tmp_path, "signal.signal(15, signal.SIG_IGN); tell(); os.read(0, 1)")
         assert child.info == {"id": "m"}
         await child.stop(0.1)
-        assert "signal 9" in child.last_words()
+        assert "SIGKILL" in child.last_words()
 
     asyncio.run(run())
 
@@ -144,7 +145,7 @@ def test_a_child_ends_with_its_lifeline(tmp_path) -> None:
         child._frames.shutdown(socket.SHUT_RDWR)
         async with asyncio.timeout(10):
             await child.ended.wait()
-        assert "code 0" in child.last_words()
+        assert "exit code 0" in child.last_words()
 
     asyncio.run(run())
 

@@ -24,7 +24,7 @@ from tests.support.scripted_children import (
 )
 from tests.support.waiting import until
 from trioserve.children.frames import MAX_FRAME, framed
-from trioserve.children.parent import Parent
+from trioserve.children.parent import ParentSocket
 from trioserve.children.reports import MAX_REPORT, Failed, Loading, Ready, Sleeping
 from trioserve.cli.progress import Reporter
 from trioserve.cli.serving import _tell_usage
@@ -640,7 +640,7 @@ async def test_what_1500_keys_used_in_a_second_is_told_in_frames_that_are_read()
     async with fleet_of(launcher) as fleet, fleet.use(A):
         fleet.on_usage = ours.add_told
         with theirs, end:
-            _tell_usage(usage, Reporter(Parent(end)))  # more than the socket takes at once
+            _tell_usage(usage, Reporter(ParentSocket(end)))  # more than the socket takes at once
             assert len(usage.take()) == 0
             while len(ours.totals) < 1500:
                 launcher.last("a").frames.put_data(theirs.recv(2**16))

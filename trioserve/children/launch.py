@@ -270,6 +270,9 @@ class _Fork:
 
     def _reap(self) -> int:
         try:
+            os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED | os.WNOWAIT)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)  # the rest of its group
             ended = os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED)
         except ChildProcessError:
             return _UNKNOWN_END  # other code in this program waits for all processes

@@ -1,4 +1,7 @@
-"""The end of a process that another one has started: a socket for frames, and a lifeline."""
+"""The side of a process that runs trioserve: its end of the socket, which is its lifeline, too.
+
+A small process has `trioserve.children.inside`, which waits where this never does.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from trioserve.children.frames import framed
 VARIABLE = "TRIOSERVE_PARENT"
 
 
-class Parent:
+class ParentSocket:
     """The program that has started this process, at the other end of a socket. Thread-safe.
 
     Attributes:
@@ -71,7 +74,7 @@ class Parent:
         os._exit(1)
 
 
-def take_parent(environ: MutableMapping[str, str]) -> Parent | None:
+def take_parent(environ: MutableMapping[str, str]) -> ParentSocket | None:
     """Take the socket from standard input, if there is one, and its variable."""
     if not environ.pop(VARIABLE, ""):
         return None
@@ -79,4 +82,4 @@ def take_parent(environ: MutableMapping[str, str]) -> Parent | None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    return Parent(connection)
+    return ParentSocket(connection)

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-from trioserve.children.parent import Parent
+from trioserve.children.parent import ParentSocket
 from trioserve.children.zygote import Zygote, fork_zygote, wait_for_orders
 from trioserve.cli.memory import uncollected
 from trioserve.cli.systemd import take_sockets
@@ -41,7 +41,7 @@ def _import(names: Sequence[str]) -> None:
 
 
 def fork(
-    environ: Mapping[str, str], serve: Callable[[list[str]], int], parent: Parent | None
+    environ: Mapping[str, str], serve: Callable[[list[str]], int], parent: ParentSocket | None
 ) -> Zygote | None:
     """Fork a zygote from this process, which must not have started anything yet.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 import msgspec
 
 from trioserve import llama
-from trioserve.children.parent import Parent, take_parent
+from trioserve.children.parent import ParentSocket, take_parent
 from trioserve.children.reports import Downloading, Draining, Failed, Loading, Ready, Report
 from trioserve.cli.systemd import Notifier
 from trioserve.config import Config
@@ -44,7 +44,7 @@ class Reporter:
     Thread-safe.
     """
 
-    def __init__(self, parent: Parent | None = None, *, systemd: str = "") -> None:
+    def __init__(self, parent: ParentSocket | None = None, *, systemd: str = "") -> None:
         self.parent = parent
         self._systemd = Notifier(systemd)
         self._told_at = 0.0

@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from trioserve.children.child import how
 from trioserve.children.frames import FrameError, FrameReader
 from trioserve.children.launch import COMMAND, environment
 from trioserve.children.reports import MAX_REPORT, Failed, Ready, Report, Usage, decode
@@ -98,7 +99,7 @@ class ServerProcess:
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     *self._argv,
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     env=environment(self._environ),
                     start_new_session=True,
                 )
@@ -184,8 +185,8 @@ class ServerProcess:
         code = None if self._process is None else self._process.returncode
         if self._message:
             return self._message
-        how = f"was ended by signal {-code}" if code and code < 0 else f"ended with code {code}"
-        return f"The process of the model {how}; what it said is in the log of its replica."
+        ended = "did not start" if code is None else how(code)
+        return f"The process of the model {ended}; what it said is in the log of its replica."
 
     def kill(self) -> None:
         """Kill the process, if it runs."""

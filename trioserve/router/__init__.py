@@ -1,8 +1,7 @@
 """Many models behind one address: each runs in a separate process, which is started on demand.
 
 `Fleet` has the processes. `schedule` decides which models run, wait and are stopped, without a
-clock or a process. `child` is one process from its start to its end, `launch` has the two ways to
-start one, and `zygote` runs in the process that the second way forks. `forward` sends a request to
-a process and returns the answer. `remote` is for programs: models in processes, used like a
-`Server`.
+clock or a process. `child` is one process from its start to its end, which `trioserve.children`
+starts. `forward` sends a request to a process and returns the answer. `remote` is for programs:
+models in processes, used like a `Server`.
 """

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import trio
 
+from trioserve.children.child import how
 from trioserve.children.frames import FrameError, FrameReader
 from trioserve.children.launch import Launched, Launcher
 from trioserve.children.lines import Lines
@@ -172,11 +173,11 @@ class Child(Instance):
         """Why it has ended: a sentence."""
         if self.message is not None:
             return self.message
-        how = "did not start" if self.exit_code is None else _how(self.exit_code)
+        ended = "did not start" if self.exit_code is None else how(self.exit_code)
         about = f": {self._complaint}" if self._complaint else ""
         path = self.entry.path
         file = "" if path is None else f" Its file is {unicode_name(str(path))}."
-        return f"The process of the model {self.name!r} {how}{about.rstrip('.')}.{file}"
+        return f"The process of the model {self.name!r} {ended}{about.rstrip('.')}.{file}"
 
     def state(self) -> ModelState:
         """The model as far as its process shows it, now or when it ended."""
@@ -294,15 +295,6 @@ class Child(Instance):
                 return error.message
             return "" if status == 200 else f"It says that it is stuck (status {status})."
         return f"It does not answer within {watching.answer_timeout:g} seconds."
-
-
-def _how(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        return f"was ended by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"was ended by signal {-exit_code}"
 
 
 def _fields_of(line: str) -> dict[str, Any]:
