@@ -175,8 +175,8 @@ class Feed(Generic[_T]):
         #: Whether `end` was called. Unread items may remain.
         self.is_over = False
         self._error: Exception | None = None
-        #: While it waits. A `ParkingLot` for one task would double the cost of a wake-up.
-        self._reader: trio.lowlevel.Task | None = None
+        #: Wakes who waits. A `ParkingLot` for one task would double the cost of a wake-up.
+        self._reader: Callable[[], object] | None = None
         self._writers = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
@@ -207,9 +207,18 @@ class Feed(Generic[_T]):
     @trio.lowlevel.enable_ki_protection
     def _wake(self) -> None:
         """Wake the reader, if it waits."""
-        if self._reader is not None:
-            trio.lowlevel.reschedule(self._reader)
-            self._reader = None
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader()
+
+    def call_when_ready(self, function: Callable[[], object]) -> None:
+        """Call a function, once, as soon as there is an item, or the end.
+
+        So one task may read many feeds. Nobody else may `wait` for this one meanwhile.
+        """
+        self._reader = function
+        if self._items or self.is_over:
+            self._wake()
 
     async def room(self) -> None:
         """Wait until less than `size` is unread, or the queue has ended. A checkpoint."""
@@ -240,7 +249,7 @@ class Feed(Generic[_T]):
         while not (self._items or self.is_over):
             if self._reader is not None:
                 raise trio.BusyResourceError("another task reads this queue")
-            self._reader = trio.lowlevel.current_task()
+            self._reader = partial(trio.lowlevel.reschedule, trio.lowlevel.current_task())
             await trio.lowlevel.wait_task_rescheduled(self._abort)
 
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:

@@ -25,6 +25,7 @@ from trioserve.types import (
     Progress,
     PromptScores,
     SlotStatus,
+    SlotTask,
     Task,
     Timings,
     TokenId,
@@ -289,7 +290,7 @@ class Slot:
     in_decode: bool = False  # the request has logits to sample from: one token a step
     awaits_media: bool = False  # its prompt has reached a chunk that is not encoded yet
     last_used: int = 0  # the step in which it was last given up
-    last_task: Task | None = None
+    last_task: SlotTask | None = None
     #: While it is idle: the keys of its last text, and their root. Its sequence may hold another
     #: text by now; the prefix cache knows which of the keys are still cached.
     kept: list[CellKey] = attrs.field(factory=list)
@@ -378,7 +379,8 @@ class Slot:
         assert len(seq.held) < len(request.keys), "one cell must be decoded, to have logits"
         self.request, self.seq = request, seq
         self.in_decode = self.awaits_media = False
-        self.kept, self.last_task = [], request.task
+        task = request.task
+        self.kept, self.last_task = [], SlotTask(task.id, task.params, task.root)
 
     def give_up(self, step: int) -> tuple[RequestState, KVSequence]:
         """Take the request out, and its sequence."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-import attrs
 import trio
 
 from trioserve.config import Config
@@ -69,6 +69,19 @@ class AdapterScales:
         #: The ids of those that are loaded, by name.
         self.ids = {name: id_ for id_, name in enumerate(self.names)}
         self._scales = [info.scale for info in infos]
+
+    @classmethod
+    def of(
+        cls,
+        infos: Sequence[AdapterInfo],
+        names: Sequence[str],
+        ids: Mapping[str, int],
+        scales: Sequence[float],
+    ) -> Self:
+        """Copy those of another process."""
+        made = cls(infos)
+        made.names, made.ids, made._scales = list(names), dict(ids), list(scales)
+        return made
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -140,25 +153,29 @@ def _in_use(scales: Iterable[tuple[int, float]]) -> Adapters:
     return tuple((id_, float(scale)) for id_, scale in scales if scale)
 
 
-@attrs.define(eq=False, slots=False)
-class AdapterNames:
+class AdapterNames(ABC):
     """The adapters that requests can name, also while the model sleeps. Used on the event loop.
 
-    It loads and unloads adapters while the model is in memory, one at a time.
+    Args:
+        config: of the model.
+        names: gives the model's names. Raises ServerSleepingError: they are not known yet.
+
+    Attributes:
+        possible: whether there may be any.
     """
 
-    _config: Config
-    _lifecycle: ModelLifecycle
+    def __init__(self, config: Config, names: Callable[[], Sequence[str]]) -> None:
+        self._config, self._bases = config, names
+        self.possible = bool(config.lora or config.lora_dir)
+        given = list(map(parse_adapter, config.lora))
+        found = names_of(path for path, _ in given)
+        self._paths = {name: path for name, (path, _) in zip(found, given, strict=True)}
+        self._scales = {name: scale for name, (_, scale) in zip(found, given, strict=True)}
 
-    def __attrs_post_init__(self) -> None:
-        #: Whether there may be any.
-        self.possible = bool(self._config.lora or self._config.lora_dir)
-        self._one = trio.Lock()
-        given = list(map(parse_adapter, self._config.lora))
-        names = names_of(path for path, _ in given)
-        #: The files of all adapters, by name.
-        self.paths = {name: path for name, (path, _) in zip(names, given, strict=True)}
-        self._scales = {name: scale for name, (_, scale) in zip(names, given, strict=True)}
+    @property
+    def paths(self) -> dict[str, str]:
+        """The files of all adapters, by name."""
+        return self._paths
 
     def named(self, model: str | None) -> str | None:
         """Find the adapter that a name of a model means; None: it means the model without one.
@@ -169,7 +186,7 @@ class AdapterNames:
             UnknownModelError: there is no such adapter.
             ServerSleepingError: the server started asleep and has not loaded the model yet.
         """
-        bases = self._lifecycle.model.names
+        bases = self._bases()
         model = (model or "").removesuffix(":latest")  # of Ollama's clients
         if not model or model in bases or not self.possible:
             return None
@@ -184,6 +201,7 @@ class AdapterNames:
         return None
 
     @property
+    @abstractmethod
     def scales(self) -> AdapterScales:
         """The adapters of the loaded model, and their default scales.
 
@@ -191,7 +209,6 @@ class AdapterNames:
             ServerSleepingError: the server sleeps.
             ServerClosingError: it is closed.
         """
-        return self._lifecycle.services.adapters
 
     def choose(self, name: str) -> Adapters:
         """The adapter of a name and no other. Raises as `scales`, and UnknownModelError if it was
@@ -199,18 +216,11 @@ class AdapterNames:
         """
         return ((self.scales.id_of(name), self._scales.get(name) or 1.0),)
 
+    @abstractmethod
     async def set(self, scales: Mapping[int, float]) -> None:
         """Change the default scales; see `AdapterScales.set`. Raises as `scales`, too."""
-        self.scales.set(scales)
 
-    def _folder(self) -> str:
-        """The folder of files to load. Raises NotSupportedError without `--lora-dir`."""
-        if self._config.lora_dir is None:
-            raise NotSupportedError(
-                "This server does not load or unload adapters. Start it with `--lora-dir`"
-            )
-        return self._config.lora_dir
-
+    @abstractmethod
     async def load(self, name: str, path: str, *, context: RequestContext = ANYONE) -> None:
         """Load an adapter from a file in the folder. Requests that run are not affected.
 
@@ -223,6 +233,49 @@ class AdapterNames:
             NotSupportedError: the server was started without a folder, or the model generates no
                 text.
         """
+
+    @abstractmethod
+    async def unload(self, name: str, *, context: RequestContext = ANYONE) -> None:
+        """Free an adapter that no request uses.
+
+        Raises:
+            UnknownModelError: there is no adapter of the name.
+            InvalidRequestError: it was loaded with the model.
+            AdapterInUseError: a request runs or waits with it.
+            NotSupportedError: as `load`.
+        """
+
+
+class LoadedAdapters(AdapterNames):
+    """The adapters of a model in this process.
+
+    It loads and unloads them while the model is in memory, one at a time.
+    """
+
+    def __init__(self, config: Config, lifecycle: ModelLifecycle) -> None:
+        super().__init__(config, lambda: lifecycle.model.names)
+        self._lifecycle = lifecycle
+        self._one = trio.Lock()
+
+    @property
+    def scales(self) -> AdapterScales:
+        """See `AdapterNames`."""
+        return self._lifecycle.services.adapters
+
+    async def set(self, scales: Mapping[int, float]) -> None:
+        """See `AdapterNames`."""
+        self.scales.set(scales)
+
+    def _folder(self) -> str:
+        """The folder of files to load. Raises NotSupportedError without `--lora-dir`."""
+        if self._config.lora_dir is None:
+            raise NotSupportedError(
+                "This server does not load or unload adapters. Start it with `--lora-dir`"
+            )
+        return self._config.lora_dir
+
+    async def load(self, name: str, path: str, *, context: RequestContext = ANYONE) -> None:
+        """See `AdapterNames`."""
         folder = self._folder()
         async with self._changing(context) as services:
             if not _NAME.fullmatch(name):
@@ -261,14 +314,7 @@ class AdapterNames:
         _log.info("adapter loaded", name=name, path=str(path))
 
     async def unload(self, name: str, *, context: RequestContext = ANYONE) -> None:
-        """Free an adapter that no request uses.
-
-        Raises:
-            UnknownModelError: there is no adapter of the name.
-            InvalidRequestError: it was loaded with the model.
-            AdapterInUseError: a request runs or waits with it.
-            NotSupportedError: as `load`.
-        """
+        """See `AdapterNames`."""
         self._folder()
         async with self._changing(context) as services:
             table = _table(services)

@@ -174,6 +174,8 @@ class Mailbox(Feed[Event]):
         self.paused_until = math.inf
         self.patience = 0.0  # seconds after that until the reader is given up
         self.cancel_reason: CancelReason | None = None
+        #: Called when the task gets a slot or loses it.
+        self.on_move: Callable[[], object] = lambda: None
         # Single tokens since the last event; the reader gets them as one chunk.
         self._texts: list[str] = []
         self._tokens: list[TokenId] = []
@@ -310,6 +312,7 @@ class Dispatcher:
         """Update the queue loads when a request enters or leaves the queue."""
         if mailbox.queued != queued:
             mailbox.queued = queued
+            mailbox.on_move()
             self._count(mailbox, 1 if queued else -1)
 
     def _count(self, mailbox: Mailbox, n: int) -> None:

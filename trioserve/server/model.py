@@ -98,7 +98,7 @@ class LoadedModel:
         """
         info, vocab = engine.info, engine.vocab
         try:
-            template = _template(info, config)
+            template = template_of(info, config)
             preserved = preserved_tokens(template.format, vocab.control, vocab.names)
         except TemplateError as error:
             raise ModelLoadError(f"The chat template cannot be used: {error.message}") from error
@@ -219,7 +219,8 @@ def _context_advice(engine: EngineLoop, config: Config) -> str | None:
     )
 
 
-def _template(info: ModelInfo, config: Config) -> ChatTemplate:
+def template_of(info: ModelInfo, config: Config) -> ChatTemplate:
+    """Make the chat template of a model. It is slow. Raises TemplateError."""
     given = config.chat_template or info.chat_template or CHATML
     if not config.jinja:
         return LegacyTemplate(given, apply_chat_template)

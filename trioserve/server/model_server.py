@@ -17,7 +17,7 @@ from trioserve.server.context import ANYONE, RequestContext, take, take_params
 from trioserve.server.generation.embeddings import Classification, Embeddings, Ranking
 from trioserve.server.generation.requests import Queue
 from trioserve.server.generation.slots import Moved
-from trioserve.server.generation.text import check_copies
+from trioserve.server.generation.text import ChatOpening, check_copies
 from trioserve.server.keywords import (
     ChatFields,
     CompletionFields,
@@ -159,8 +159,8 @@ class ModelServer(ABC):
         async with self.stream_chat(messages, **fields) as stream:
             return await stream.read()
 
-    @abstractmethod
-    def stream_chats(
+    @asynccontextmanager
+    async def stream_chats(
         self,
         messages: Messages,
         params: GenerationParams,
@@ -168,8 +168,26 @@ class ModelServer(ABC):
         *,
         n: int = 1,
         context: RequestContext = ANYONE,
-    ) -> AbstractAsyncContextManager[list[ChatStream]]:
-        """Answer a chat `n` times, concurrently. Raises as `Server.stream_chat`."""
+    ) -> AsyncIterator[list[ChatStream]]:
+        """Answer a chat `n` times, concurrently. Raises as `stream_chat`."""
+        async with self.open_chats(messages, params, chat, n, context) as (opening, streams):
+            format, tools = self.model.template.format, chat.tools or ()
+            yield [opening.answer(each, format, tools, self.end_thinking) for each in streams]
+
+    @abstractmethod
+    def open_chats(
+        self,
+        messages: Messages,
+        params: GenerationParams,
+        chat: ChatParams,
+        n: int,
+        context: RequestContext,
+    ) -> AbstractAsyncContextManager[tuple[ChatOpening, list[Stream]]]:
+        """Answer a chat as `stream_chats` does, and leave the output as text."""
+
+    @abstractmethod
+    async def end_thinking(self, task_id: int) -> bool:
+        """End the reasoning of a running answer; see `ChatStream.end_reasoning`."""
 
     # -- chats with tools
 

@@ -18,6 +18,7 @@ from trioserve.server.context import ANYONE, RequestContext
 from trioserve.server.generation.embeddings import Classification, Embeddings, Ranking
 from trioserve.server.generation.requests import Queue, ServerResources, cache_owner
 from trioserve.server.generation.slots import Moved
+from trioserve.server.generation.text import ChatOpening
 from trioserve.server.keys import Keys
 from trioserve.server.keywords import ContextFields, RenderFields, only_chat, only_context
 from trioserve.server.lifecycle.engine import Driver, Loader, in_thread
@@ -29,7 +30,7 @@ from trioserve.server.model_server import ModelServer
 from trioserve.server.observers.observer import Observer
 from trioserve.server.prompts.infill import Gap
 from trioserve.server.prompts.text import AnyPrompt, Messages, PromptLike
-from trioserve.server.stream import ChatStream, Stream
+from trioserve.server.stream import Stream
 from trioserve.server.transcription.transcript import TranscriptionParams, TranscriptStream
 from trioserve.server.usage import Usage
 from trioserve.tools.registry import ToolRegistry, open_registry
@@ -135,22 +136,25 @@ class Server(EnteredOnce, ModelServer):
             yield streams
 
     @asynccontextmanager
-    async def stream_chats(
+    async def open_chats(
         self,
         messages: Messages,
         params: GenerationParams,
         chat: ChatParams,
-        *,
-        n: int = 1,
-        context: RequestContext = ANYONE,
-    ) -> AsyncIterator[list[ChatStream]]:
+        n: int,
+        context: RequestContext,
+    ) -> AsyncIterator[tuple[ChatOpening, list[Stream]]]:
         """See `ModelServer`."""
         async with AsyncExitStack() as stack:
             with self.lifecycle.gate.open(), context.preparing():
                 services = await stack.enter_async_context(self.lifecycle.use(context))
-                stream = services.text.stream_chats
-                streams = await stream(stack, messages, params, chat, context, n)
-            yield streams
+                open_chats = services.text.open_chats
+                opened = await open_chats(stack, messages, params, chat, context, n)
+            yield opened
+
+    async def end_thinking(self, task_id: int) -> bool:
+        """See `ModelServer`."""
+        return await self.lifecycle.services.text.end_thinking(task_id)
 
     async def read_media(
         self, messages: Messages, hold: MemoryReservation, context: RequestContext

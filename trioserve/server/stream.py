@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar
@@ -15,8 +15,8 @@ import trio
 from trioserve.chat.deltas import ContentDelta, Delta, Message, MessageBuilder
 from trioserve.chat.parse.parser import MessageParser
 from trioserve.concurrency import all_of
-from trioserve.errors import RequestEndedError
-from trioserve.server.dispatch import UNREAD_BYTES, Dispatcher, Mailbox, size_of
+from trioserve.errors import RequestEndedError, TrioServeError
+from trioserve.server.dispatch import UNREAD_BYTES, Mailbox, size_of
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.types import (
     CancelReason,
@@ -68,6 +68,16 @@ class ChatCompletion:
 _KEPT = 2
 
 
+class Source(Protocol):
+    """Fills the mailboxes of streams: a `Dispatcher`, or the connection to one."""
+
+    def resume(self, mailbox: Mailbox) -> None:
+        """Go on with the task of a mailbox whose events were taken."""
+
+    def end(self, mailbox: Mailbox, error: TrioServeError, reason: CancelReason) -> None:
+        """Cancel a task; the reader gets `error`."""
+
+
 class Stream:
     """The output of one request, as it arrives: `Chunk`, and `Progress` if that was asked for.
 
@@ -80,7 +90,7 @@ class Stream:
     """
 
     def __init__(
-        self, prompt: Prompt, mailbox: Mailbox, dispatcher: Dispatcher, held: MemoryReservation
+        self, prompt: Prompt, mailbox: Mailbox, source: Source, held: MemoryReservation
     ) -> None:
         self.prompt = prompt
         self.finished: Finished | None = None
@@ -89,7 +99,7 @@ class Stream:
         #: The text read so far, in pieces, for readers that need it at the end.
         self.texts: list[str] | None = None
         self.mailbox, self.task_id = mailbox, mailbox.task_id
-        self._dispatcher = dispatcher
+        self._source = source
         self._held = held
         self._unread: list[Event] = []  # reversed: the next one is last
         self._due = -math.inf
@@ -131,11 +141,21 @@ class Stream:
                 self.texts.append(event.text)
         return event
 
+    def take(self) -> list[Event]:
+        """Take all events that have come, for one who passes them on. Raises as the iteration."""
+        events = self.mailbox.take_all()
+        self._source.resume(self.mailbox)
+        if self.texts is not None:
+            self.texts += (each.text for each in events if isinstance(each, Chunk))
+        if events and isinstance(events[-1], Finished):
+            self.finished = events[-1]
+        return events
+
     def _take(self) -> None:
         events = self.mailbox.take_all()
         if self._unread:
             events = [*reversed(self._unread), *events]
-        self._dispatcher.resume(self.mailbox)
+        self._source.resume(self.mailbox)
         if len(events) > 1:
             events = _merge(events, is_paced=self.is_paced)
             events.reverse()
@@ -151,14 +171,10 @@ class Stream:
         # Not from now: waking up late would add up.
         self._due = due + _pace(self._unread[-1])
 
-    async def call(self, function: Callable[[], _T]) -> _T:
-        """Call a function on the inference thread; see `Dispatcher.call`."""
-        return await self._dispatcher.call(function)
-
-    def cancel(self) -> None:
+    def cancel(self, reason: CancelReason = CancelReason.CALLER) -> None:
         """End the request from another task; its reader gets a `RequestEndedError`."""
         error = RequestEndedError("The request was cancelled.")
-        self._dispatcher.end(self.mailbox, error, CancelReason.CALLER)
+        self._source.end(self.mailbox, error, reason)
 
     def keep(self, probs: Sequence[TokenProbs]) -> None:
         """Reserve memory for candidates that are kept until the end.
@@ -266,13 +282,13 @@ class ChatStream:
         stream: Stream,
         parser: MessageParser,
         prompt_text: str,
-        end_thinking: Callable[[], bool],
+        end_thinking: Callable[[], Awaitable[bool]],
     ) -> None:
         self.stream = stream
         self.prompt, self.mailbox, self.task_id = stream.prompt, stream.mailbox, stream.task_id
         self.prompt_text = prompt_text
         self._parser = parser
-        self._end_thinking = end_thinking  # on the inference thread
+        self._end_thinking = end_thinking
         self._deltas: list[Delta] = []  # all that were read
         self._last: Finished | None = None  # delivered after what the parser held back
 
@@ -336,7 +352,7 @@ class ChatStream:
         Raises:
             ServerClosingError: the server is closed.
         """
-        return await self.stream.call(self._end_thinking)
+        return await self._end_thinking()
 
     def cancel(self) -> None:
         """End the request from another task; its reader gets a `RequestEndedError`."""

@@ -28,6 +28,7 @@ from trioserve.types.events import (
     Returned as Returned,
     SlotState as SlotState,
     SlotStatus as SlotStatus,
+    SlotTask as SlotTask,
     StepRecord as StepRecord,
     Timings as Timings,
     TokenProb as TokenProb,

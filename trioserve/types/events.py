@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import attrs
 
 from trioserve.types.media import CellKey
-from trioserve.types.params import TokenId
-from trioserve.types.task import Adapters, CacheRoot, Task
+from trioserve.types.params import GenerationParams, TokenId
+from trioserve.types.task import Adapters, CacheRoot
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,6 +156,34 @@ class PromptScores(Sequence[TokenProbs]):
         for id_, its_logprob in top:
             self._top_ids.append(id_)
             self._top_logprobs.append(its_logprob)
+
+    @property
+    def columns(self) -> tuple[bytes, ...]:
+        """The numbers of all scores as bytes; see `of`."""
+        columns = (self._ids, self._ranks, self._top_ids, self._logprobs, self._top_logprobs)
+        return tuple(each.tobytes() for each in columns)
+
+    @property
+    def pieces(self) -> dict[TokenId, bytes]:
+        """The bytes of all of their tokens."""
+        return {id_: self.piece_of(id_) for id_ in {*self._ids, *self._top_ids}}
+
+    @classmethod
+    def of(
+        cls, n_top: int, columns: Sequence[bytes], pieces: Mapping[TokenId, bytes]
+    ) -> PromptScores:
+        """Make scores of `columns` and `pieces`."""
+        made = cls(n_top, lambda id_: pieces.get(id_, b""))
+        arrays: tuple[array[Any], ...] = (
+            made._ids,
+            made._ranks,
+            made._top_ids,
+            made._logprobs,
+            made._top_logprobs,
+        )
+        for each, data in zip(arrays, columns, strict=True):
+            each.frombytes(data)
+        return made
 
     def head(self, n: int) -> PromptScores:
         """Copy the first `n` scores."""
@@ -377,6 +405,15 @@ class SlotState:
     state: bytes = attrs.field(repr=False)
 
 
+@attrs.frozen
+class SlotTask:
+    """A task in a slot, as far as a `SlotStatus` tells of it."""
+
+    id: int
+    params: GenerationParams
+    root: CacheRoot
+
+
 @attrs.frozen(kw_only=True)
 class SlotStatus:
     """A look at one slot, taken between two steps."""
@@ -393,7 +430,7 @@ class SlotStatus:
     encoding: bool = False  # its prompt waits for media to be encoded
     has_new_line: bool = False  # in the output so far
     speculative: bool = False  # it may have drafts
-    task: Task | None = None  # of an idle slot: the last one
+    task: SlotTask | None = None  # of an idle slot: the last one
 
 
 @attrs.frozen(kw_only=True)

@@ -226,7 +226,7 @@ class Requests:
 
     resources: ServerResources  # the server's resources
     _loop: EngineLoop  # the engine, for text or embeddings
-    _dispatcher: Dispatcher  # has a mailbox for each request
+    dispatcher: Dispatcher  # has a mailbox for each request
     admission: Admission  # accepts or rejects requests
 
     def check_room(self, context: RequestContext, n_prompt: int = 0) -> None:
@@ -245,7 +245,7 @@ class Requests:
         """Check the budget of a request's API key, which this returns."""
         key = keys.find(context.client)
         if key is not None and key.daily_tokens:
-            self.resources.usage.check(key, self._dispatcher.used_by(context.client))
+            self.resources.usage.check(key, self.dispatcher.used_by(context.client))
         return key
 
     @contextmanager
@@ -268,7 +268,7 @@ class Requests:
                 at again when the task gets its slot: then this comes from the stream.
             ServerClosingError: the server drains, or is closed.
         """
-        resources, dispatcher, n_prompt = self.resources, self._dispatcher, len(task.prompt)
+        resources, dispatcher, n_prompt = self.resources, self.dispatcher, len(task.prompt)
         keys, key = resources.keys, None
         if keys is not None and (key := self._check_budget(keys, context)) is not None:
             _check_priority(task.priority, key)

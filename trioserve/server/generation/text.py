@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import Any
 
 import attrs
 import trio
 
+from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.grammar.answer import after_thinking, constrain
 from trioserve.chat.messages import documents_in
 from trioserve.chat.params import ChatParams, ToolChoice, choose
-from trioserve.chat.parse.parser import MessageParser, message_parser, thinking_of
+from trioserve.chat.parse.parser import message_parser, thinking_of
 from trioserve.chat.template.continuation import continued_prompt_tail
 from trioserve.engine import Engine
 from trioserve.errors import InvalidRequestError, UnavailableError, UnsupportedFieldError
@@ -124,11 +126,45 @@ def _hold_scores(hold: MemoryReservation, prompt: Prompt, params: GenerationPara
     hold.grow(n * len(prompt) * (params.prompt_logprobs + 1) * CANDIDATE_BYTES)
 
 
+@attrs.frozen(kw_only=True)
+class ChatOpening:
+    """What reading the answers to a chat needs beside their streams."""
+
+    prompt_text: str
+    prompt_tail: str  # how the prompt ends
+    parse_tools: bool
+    reasoning_format: str
+
+    def answer(
+        self,
+        stream: Stream,
+        format: ChatFormat,
+        tools: Sequence[Mapping[str, Any]],
+        end_thinking: Callable[[int], Awaitable[bool]],
+    ) -> ChatStream:
+        """Make the stream that parses an answer.
+
+        Args:
+            stream: the output.
+            format: of the model's template.
+            tools: that the chat offers.
+            end_thinking: ends the reasoning of a task; see `ChatStream.end_reasoning`.
+        """
+        parser = message_parser(
+            format,
+            parse_tools=self.parse_tools,
+            reasoning_format=self.reasoning_format,
+            tools=tools,
+            prompt_tail=self.prompt_tail,
+        )
+        return ChatStream(stream, parser, self.prompt_text, partial(end_thinking, stream.task_id))
+
+
 @attrs.define(eq=False, slots=False)
 class TextGenerator:
     """Generates completions and chat answers with an engine."""
 
-    _model: LoadedModel  # has the template
+    model: LoadedModel  # has the template
     _engine: Engine  # generates text
     _requests: Requests  # opens a request for each output
     _tokenizer: Tokenizer  # turns prompts into tokens
@@ -141,9 +177,9 @@ class TextGenerator:
         self._config = self._resources.config
         self._prompt_log: PromptLog | None = None
         if self._config.log_prompts_dir:
-            self._prompt_log = PromptLog(self._config.log_prompts_dir, self._model.vocab)
+            self._prompt_log = PromptLog(self._config.log_prompts_dir, self.model.vocab)
         #: Control tokens whose names appear in every output.
-        self._shown = frozenset(self._model.vocab.control if self._config.special else ())
+        self._shown = frozenset(self.model.vocab.control if self._config.special else ())
         #: The threads that compile grammars. Cancelled callers leave theirs running.
         self.compilers = FairLimiter(_N_COMPILERS, _N_COMPILERS_EACH)
 
@@ -157,7 +193,7 @@ class TextGenerator:
         context: RequestContext,
         n: int,
     ) -> list[Stream]:
-        """Open the streams of `Server.stream_all`; `stack` closes them."""
+        """Open the streams of `ModelServer.stream_all`; `stack` closes them."""
         hold = stack.enter_context(self._resources.memory.hold(context.client))
         root = self._resources.cache_root(context.client, params.cache_salt)
         scope = root.owner + root.salt
@@ -259,7 +295,7 @@ class TextGenerator:
 
     # -- chats
 
-    async def stream_chats(
+    async def open_chats(
         self,
         stack: AsyncExitStack,
         messages: Messages,
@@ -267,8 +303,8 @@ class TextGenerator:
         chat: ChatParams,
         context: RequestContext,
         n: int,
-    ) -> list[ChatStream]:
-        """Open the streams of `Server.stream_chats`; `stack` closes them."""
+    ) -> tuple[ChatOpening, list[Stream]]:
+        """Open the streams of `ModelServer.stream_chats`; `stack` closes them."""
         choice = self._choice(chat)
         hold = stack.enter_context(self._resources.memory.hold(context.client))
         root = self._resources.cache_root(context.client, params.cache_salt)
@@ -276,13 +312,13 @@ class TextGenerator:
         _hold_scores(hold, prompt, params, n)
         chat = self._with_defaults(chat, choice)
         thinking = thinking_of(
-            self._model.template.format, tail, may_begin=chat.continue_final_message is None
+            self.model.template.format, tail, may_begin=chat.continue_final_message is None
         )
         grammar = params.grammar
         if chat.tools and choice.mode != "none":
             grammar = await self._grammar(grammar, chat, choice, tail, root.owner)
         if grammar is not None:
-            format = self._model.template.format
+            format = self.model.template.format
             grammar = after_thinking(grammar, format, thinking, chat.reasoning_format or "")
             if not grammar.lazy:
                 thinking = None  # the grammar applies to the whole output
@@ -294,22 +330,27 @@ class TextGenerator:
             context,
             n,
             root,
-            preserved_tokens=self._model.preserved_tokens,
+            preserved_tokens=self.model.preserved_tokens,
             budget=await self._budget(thinking, chat),
         )
-        return [
-            ChatStream(
-                stack.enter_context(self._requests.open(task, context, "chat")),
-                self._parser(chat, tail),
-                text,
-                partial(self._engine.end_thinking, task.id),
-            )
-            for task in tasks
+        assert chat.reasoning_format is not None
+        opening = ChatOpening(
+            prompt_text=text,
+            prompt_tail=tail,
+            parse_tools=chat.parse_tools,
+            reasoning_format=chat.reasoning_format,
+        )
+        return opening, [
+            stack.enter_context(self._requests.open(task, context, "chat")) for task in tasks
         ]
+
+    async def end_thinking(self, task_id: int) -> bool:
+        """End the reasoning of an answer; see `ModelServer.end_thinking`."""
+        return await self._requests.dispatcher.call(partial(self._engine.end_thinking, task_id))
 
     def _choice(self, chat: ChatParams) -> ToolChoice:
         choice = choose(chat.tool_choice, chat.tools or ())
-        if choice.mode != "auto" and not self._model.template.takes_tools:
+        if choice.mode != "auto" and not self.model.template.takes_tools:
             raise UnsupportedFieldError.at(
                 "tool_choice", "needs templates in Jinja, and this server runs with --no-jinja."
             )
@@ -325,7 +366,7 @@ class TextGenerator:
         root: CacheRoot,
     ) -> tuple[str, Prompt, str]:
         """Render a chat. Returns the text, the prompt, and how the prompt ends."""
-        template = self._model.template
+        template = self.model.template
         # Without template support, the prompt's text would ask the model to call tools.
         if choice.mode == "none" and not template.capabilities.supports_tools:
             chat = attrs.evolve(chat, tools=None)
@@ -345,7 +386,7 @@ class TextGenerator:
 
     def _with_defaults(self, chat: ChatParams, choice: ToolChoice) -> ChatParams:
         """Fill unset fields of a chat with the defaults of the configuration and the model."""
-        can, parallel = self._model.template.capabilities, chat.parallel_tool_calls
+        can, parallel = self.model.template.capabilities, chat.parallel_tool_calls
         if parallel is None:
             parallel = can.supports_parallel_tool_calls or not can.supports_tools
         skips = self._config.skip_chat_parsing
@@ -370,7 +411,7 @@ class TextGenerator:
         """Make the grammar of an answer, including required tool calls."""
         make = partial(
             constrain,
-            self._model.template.format,
+            self.model.template.format,
             chat.tools or (),
             choice,
             parallel=chat.parallel_tool_calls or False,
@@ -379,16 +420,6 @@ class TextGenerator:
             owner=owner,
         )
         return await self._workers.offload(make, n_chars(chat.tools))
-
-    def _parser(self, chat: ChatParams, tail: str) -> MessageParser:
-        assert chat.reasoning_format is not None
-        return message_parser(
-            self._model.template.format,
-            parse_tools=chat.parse_tools,
-            reasoning_format=chat.reasoning_format,
-            tools=chat.tools or (),
-            prompt_tail=tail,
-        )
 
     async def _budget(self, thinking: Thinking | None, chat: ChatParams) -> ThinkingBudget | None:
         """Make the reasoning budget of an answer; None if it needs none."""

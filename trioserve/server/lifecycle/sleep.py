@@ -28,7 +28,7 @@ from trioserve.errors import (
 )
 from trioserve.left_out import leave_out
 from trioserve.log import get_logger
-from trioserve.server.adapters import AdapterNames
+from trioserve.server.adapters import LoadedAdapters
 from trioserve.server.context import ANYONE, RequestContext
 from trioserve.server.generation.requests import ServerResources
 from trioserve.server.lifecycle.engine import Driver, Health, Loader, running_engine
@@ -89,7 +89,7 @@ class ModelLifecycle:
         self._status = EngineStatus(slots=(), waiting=())  # counts the work of all earlier engines
         self._scales: dict[str, float] | None = None  # the scales of its adapters
         #: The LoRA adapters by name.
-        self.adapters = AdapterNames(self._resources.config, self)
+        self.adapters = LoadedAdapters(self._resources.config, self)
 
     def open(self) -> None:
         """Note that `Server` has entered its block."""

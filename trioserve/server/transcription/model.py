@@ -225,7 +225,7 @@ class ModelTranscriber:
             TooManyRequestsError: too many requests wait, or the client has no tokens left. Raised
                 for the first window only; later windows wait for a place.
             MemoryFullError: likewise, the memory budget has no room.
-            TrioServeError: as `Server.stream_chat`.
+            TrioServeError: as `ModelServer.stream_chat`.
         """
         longest = _LONGEST_TIMED if params.timed else _LONGEST
         windows = await self._workers.offload(partial(windows_of, audio, longest))
@@ -267,11 +267,12 @@ class ModelTranscriber:
         while True:
             try:
                 async with AsyncExitStack() as opening:
-                    (stream,) = await self._text.stream_chats(
+                    answer, (stream,) = await self._text.open_chats(
                         opening, messages, generation, _PLAIN, context, 1
                     )
                     stack.push_async_exit(opening.pop_all())
-                    return stream
+                    format = self._text.model.template.format
+                    return answer.answer(stream, format, (), self._text.end_thinking)
             except (TooManyRequestsError, MemoryFullError) as error:
                 if may_be_refused:
                     raise

@@ -1,0 +1,279 @@
+"""`Connection`: the app's side of the socket to the process of a model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+
+import attrs
+import msgspec
+
+from trioserve.children.frames import FrameError
+from trioserve.concurrency import Feed
+from trioserve.errors import ModelProcessError, TrioServeError
+from trioserve.fair_limiter import offload
+from trioserve.model_process.calls import QUESTIONS, Running
+from trioserve.model_process.messages import (
+    Advanced,
+    Answered,
+    Call,
+    Cancel,
+    Ended,
+    EndTask,
+    Erred,
+    FromApp,
+    Heard,
+    Moved,
+    Opened,
+    Pause,
+    Refused,
+    Resume,
+    Said,
+    Scored,
+    Wrote,
+    read_value,
+    write,
+)
+from trioserve.server.dispatch import UNREAD_BYTES, Mailbox
+from trioserve.server.stream import Source
+from trioserve.types import CancelReason, Chunk, Event, Failed
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+#: Tokens and bytes in a mailbox above which the process sends no more of its task, and what it may
+#: have sent until it knows that.
+_UNREAD_TOKENS = 256
+_MAX_UNREAD = 16 * UNREAD_BYTES
+
+#: Events of a call that may be unread.
+_MAX_EVENTS = 2**16
+
+
+@attrs.define(eq=False)
+class OpenCall:
+    """A call that was answered.
+
+    Attributes:
+        source: of the streams that it opens.
+        value: the answer.
+        mailboxes: of the tasks that it opened.
+        events: what it tells after the answer: the name of a class, and the fields.
+    """
+
+    source: Source
+    value: Any = None
+    mailboxes: list[Mailbox] = attrs.field(factory=list)
+    events: Feed[tuple[str, msgspec.Raw]] = attrs.field(factory=Feed)
+    _answer: Feed[Any] = attrs.field(factory=Feed)
+    _gives: Any = None
+
+    def answer(self, value: msgspec.Raw) -> list[Mailbox]:
+        """Take the answer; returns the mailboxes of the tasks that it opens."""
+        read = read_value(value, self._gives)
+        if isinstance(read, Opened):
+            self.mailboxes = [Mailbox(id_, len(facts.tokens) // 4) for id_, facts in read.tasks]
+        self._answer.put(read)
+        return self.mailboxes
+
+    def end(self, error: TrioServeError) -> None:
+        """Fail what waits for the answer, or for more."""
+        self._answer.end(error)
+        self.events.end(error)
+
+    async def wait(self) -> None:
+        """Wait for the answer. Raises TrioServeError: it is an error."""
+        self.value = await anext(self._answer)
+
+
+class Line(Protocol):
+    """Leads to the process of a model."""
+
+    def open(
+        self,
+        work: Callable[Concatenate[Running, _P], Awaitable[object]],
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> AbstractAsyncContextManager[OpenCall]:
+        """Call a function of `trioserve.model_process.calls`; the call ends with the block.
+
+        Raises:
+            TrioServeError: the call has failed.
+            ModelProcessError: the process has ended.
+        """
+
+
+async def ask(
+    line: Line,
+    work: Callable[Concatenate[Running, _P], Awaitable[_T]],
+    *args: _P.args,
+    **kwargs: _P.kwargs,
+) -> _T:
+    """Call a function, and return its answer. Raises as `Line.open`."""
+    async with line.open(work, *args, **kwargs) as call:
+        return cast(_T, call.value)
+
+
+#: Bytes of the files and texts of a call above which it is written in a thread.
+_LONG = 2**18
+
+
+class Connection:
+    """Calls to a process, and the output of its tasks.
+
+    `outgoing` has the frames to send. Who reads the socket gives what comes to `take`, and ends
+    this when the process has.
+    """
+
+    def __init__(self, unread_tokens: int = _UNREAD_TOKENS) -> None:
+        self.outgoing: Feed[bytes] = Feed()
+        self._unread_tokens = unread_tokens
+        self._ids = itertools.count(1)
+        self._calls: dict[int, OpenCall] = {}
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._error: TrioServeError | None = None
+
+    def close(self, error: TrioServeError | None = None) -> None:
+        """End all calls and streams with an error, because the process has ended."""
+        self._error = error or ModelProcessError()
+        for call in self._calls.values():
+            call.end(self._error.again())
+        for mailbox in self._mailboxes.values():
+            mailbox.end(self._error.again())
+        self._calls, self._mailboxes = {}, {}
+        self.outgoing.end()
+
+    # -- calls
+
+    @asynccontextmanager
+    async def open(
+        self,
+        work: Callable[Concatenate[Running, _P], Awaitable[object]],
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> AsyncIterator[OpenCall]:
+        """See `Line.open`."""
+        assert not kwargs
+        name, id_ = work.__name__, next(self._ids)
+        question = QUESTIONS[name]
+        message = Call(id_, name, cast(Any, question.fields(*args)))
+        payload = await offload(lambda: write(message), _size(args), _LONG)
+        if self._error is not None:
+            raise self._error.again()
+        call = self._calls[id_] = OpenCall(self, gives=question.gives)
+        self.outgoing.put(payload)
+        has_ended = False
+        try:
+            await call.wait()
+            has_ended = not question.lasts
+            yield call
+        except TrioServeError:
+            has_ended = has_ended or call.value is None
+            raise
+        finally:
+            self._calls.pop(id_, None)
+            is_over = bool(call.mailboxes)
+            for mailbox in call.mailboxes:
+                is_over = is_over and mailbox.is_over
+                self._mailboxes.pop(mailbox.task_id, None)
+                mailbox.end()
+            if not (has_ended or is_over):
+                self._send(Cancel(id_))
+
+    def _send(self, message: FromApp) -> None:
+        if self._error is None:
+            self.outgoing.put(write(message))
+
+    # -- streams: see `trioserve.server.stream.Source`
+
+    def resume(self, mailbox: Mailbox) -> None:
+        """Have the process send the output of a task again."""
+        if mailbox.paused_until < math.inf:
+            mailbox.paused_until = math.inf
+            self._send(Resume(mailbox.task_id))
+
+    def end(self, mailbox: Mailbox, error: TrioServeError, reason: CancelReason) -> None:
+        """Cancel a task; its reader gets the error."""
+        if not mailbox.is_over:
+            mailbox.end(error, now=True)
+            self._send(EndTask(mailbox.task_id, reason))
+
+    # -- what the process says
+
+    def take(self, said: list[Said]) -> None:
+        """Take what comes. Raises FrameError: it cannot be."""
+        for message in said:
+            if isinstance(message, Wrote):
+                self._wrote(message)
+            else:
+                self._take(message)
+
+    def _wrote(self, wrote: Wrote) -> None:
+        mailbox = self._mailboxes.get(wrote.task_id)
+        if mailbox is None or mailbox.is_over:
+            return  # it was cancelled meanwhile
+        if len(wrote.tokens) == 1 and not (wrote.pace or wrote.drafts[0]):
+            mailbox.put_token(wrote.text, wrote.tokens[0])
+        else:
+            chunk = Chunk(wrote.task_id, wrote.text, wrote.tokens, (), wrote.pace, wrote.drafts)
+            mailbox.put(chunk)
+        self._watch(mailbox)
+
+    def _put(self, task_id: int, event: Event) -> None:
+        mailbox = self._mailboxes.get(task_id)
+        if mailbox is not None and not mailbox.is_over:
+            mailbox.put(event)
+            self._watch(mailbox)
+
+    def _watch(self, mailbox: Mailbox) -> None:
+        """Have the process wait while a reader is slow."""
+        if mailbox.n_unread < self._unread_tokens and mailbox.n_bytes < UNREAD_BYTES:
+            return
+        if mailbox.n_bytes > _MAX_UNREAD:
+            raise FrameError("it sends more than it may")
+        if mailbox.paused_until == math.inf and not mailbox.is_over:
+            mailbox.paused_until = 0.0
+            self._send(Pause(mailbox.task_id))
+
+    def _take(self, message: Said) -> None:
+        match message:
+            case Scored(chunk):
+                self._put(chunk.task_id, chunk)
+            case Advanced(progress):
+                self._put(progress.task_id, progress)
+            case Ended(finished):
+                self._put(finished.task_id, finished)
+            case Erred(task_id, error):
+                self._put(task_id, Failed(task_id, error.error))
+            case Moved(task_id, queued):
+                if (mailbox := self._mailboxes.get(task_id)) is not None:
+                    mailbox.queued = queued
+                    mailbox.had_slot = mailbox.had_slot or not queued
+            case Answered(id_, value):
+                if (call := self._calls.get(id_)) is not None:
+                    for mailbox in call.answer(value):
+                        self._mailboxes[mailbox.task_id] = mailbox
+            case Refused(id_, error):
+                if (call := self._calls.get(id_)) is not None:
+                    call.end(error.error)
+            case Heard(id_, kind, event):
+                if (call := self._calls.get(id_)) is not None:
+                    call.events.put((kind, event))
+                    if len(call.events) > _MAX_EVENTS:
+                        raise FrameError("it sends more than it may")
+
+
+def _size(value: object) -> int:
+    """About how many bytes the texts and files of a value are."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, list | tuple):
+        if value and isinstance(value[0], int):
+            return 4 * len(value)
+        return sum(map(_size, value))
+    return 16

@@ -1,0 +1,444 @@
+"""What an app and the process of a model say to each other, in frames of msgpack.
+
+The app sends one message in a frame. The process sends its reports (`trioserve.children.reports`),
+and lists of what it says of calls and tasks: those of a step are one frame. It may be in a
+stranger's hands, so what it sends is checked by these types.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import attrs
+import msgspec
+import numpy as np
+import trio
+from msgspec import Raw, Struct
+
+from trioserve import errors
+from trioserve.chat.messages import Messages
+from trioserve.children.frames import FrameError
+from trioserve.children.reports import Report
+from trioserve.config import Config
+from trioserve.errors import InvalidRequestError, TrioServeError, UnsupportedFieldError
+from trioserve.server.adapters import AdapterNames
+from trioserve.server.context import RequestContext
+from trioserve.server.generation.text import ChatOpening
+from trioserve.server.model import LoadedModel, VocabFacts, template_of
+from trioserve.server.prompts.media import MixedPrompt
+from trioserve.server.prompts.text import AnyPrompt
+from trioserve.types import (
+    AdapterInfo,
+    CancelReason,
+    Candidates,
+    Chunk,
+    DocumentSource,
+    FimTokens,
+    Finished,
+    GenerationParams,
+    MediaChunk,
+    MediaKind,
+    MediaSource,
+    Modalities,
+    ModelInfo,
+    Progress,
+    Prompt,
+    PromptScores,
+    TokenId,
+    TokenProb,
+)
+
+_T = TypeVar("_T")
+
+# -- what an order has in place of classes that have no form in msgpack
+
+
+class _Mixed(Struct, frozen=True):
+    """A `MixedPrompt`."""
+
+    parts: list[str | MediaPart]
+
+
+class MediaPart(Struct, frozen=True):
+    """A `MediaSource` that is not decoded."""
+
+    kind: MediaKind | None
+    data: bytes | None
+    url: str | None
+    path: str | None
+    param: str
+
+    @classmethod
+    def of(cls, source: MediaSource) -> MediaPart:
+        """Take what a source says."""
+        if source.decoded is not None:
+            raise UnsupportedFieldError.at(source.param, "cannot be sent to another process.")
+        return cls(source.kind, source.data, source.url, source.path, source.param)
+
+    @property
+    def source(self) -> MediaSource:
+        """The same as a source."""
+        return MediaSource(**msgspec.structs.asdict(self))
+
+
+SentPrompt: TypeAlias = str | list[TokenId | str] | _Mixed
+
+
+def sent_prompt(prompt: AnyPrompt) -> SentPrompt:
+    """Write a prompt."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, MixedPrompt):
+        return _Mixed([p if isinstance(p, str) else MediaPart.of(p) for p in prompt.parts])
+    return list(prompt.tokens if isinstance(prompt, Prompt) else prompt)
+
+
+def prompt_in(sent: SentPrompt) -> AnyPrompt:
+    """Read a prompt."""
+    if isinstance(sent, _Mixed):
+        return MixedPrompt(part if isinstance(part, str) else part.source for part in sent.parts)
+    return sent
+
+
+def sent_context(context: RequestContext) -> RequestContext:
+    """Write a context: its times are seconds from now, as the clocks of processes differ."""
+    now = trio.current_time()
+    arrived = None if context.arrived is None else context.arrived - now
+    return attrs.evolve(context, deadline=context.deadline - now, arrived=arrived)
+
+
+def context_in(sent: RequestContext) -> RequestContext:
+    """Read a context."""
+    now = trio.current_time()
+    arrived = None if sent.arrived is None else sent.arrived + now
+    return attrs.evolve(sent, deadline=sent.deadline + now, arrived=arrived)
+
+
+def messages_in(sent: Sequence[dict[str, Any]]) -> Messages:
+    """Read messages, which are in normal form."""
+    sources = {"media": MediaSource, "document": DocumentSource}
+    for message in sent:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            if (make := sources.get(kind := part["type"])) is not None:
+                part[kind] = make(**part[kind])
+    return Messages(sent)
+
+
+# -- what the app says
+
+
+class Call(Struct, tag=True, frozen=True):
+    """Call one of `trioserve.model_process.calls`; the number is for what is said of it."""
+
+    id: int
+    name: str
+    fields: Raw
+
+
+class Cancel(Struct, tag=True, frozen=True):
+    """End a call. Nothing more is said of it."""
+
+    id: int
+
+
+class EndTask(Struct, tag=True, frozen=True):
+    """Cancel a task, and go on with the others of its call."""
+
+    id: int
+    reason: CancelReason
+
+
+class Pause(Struct, tag=True, frozen=True):
+    """Send no output of a task: its reader is slow."""
+
+    id: int
+
+
+class Resume(Struct, tag=True, frozen=True):
+    """Send the output of a task again."""
+
+    id: int
+
+
+class Drain(Struct, tag=True, frozen=True):
+    """Finish what runs within a time in seconds, and end."""
+
+    timeout: float
+
+
+FromApp: TypeAlias = Call | Cancel | EndTask | Pause | Resume | Drain
+
+
+# -- what the process says
+
+
+class _Said(Struct, frozen=True, array_like=True):
+    pass
+
+
+class Wrote(_Said, frozen=True, tag=0):
+    """Output of a task: a `Chunk` without candidates."""
+
+    task_id: int
+    text: str
+    tokens: tuple[TokenId, ...]
+    pace: float = 0.0
+    drafts: tuple[int, int] = (0, 0)
+
+
+class Scored(_Said, frozen=True, tag=1):
+    """Output of a task, with candidates."""
+
+    chunk: Chunk
+
+
+class Advanced(_Said, frozen=True, tag=2):
+    """The progress of a prompt."""
+
+    progress: Progress
+
+
+class Moved(_Said, frozen=True, tag=3):
+    """A task has got a slot, or lost it."""
+
+    task_id: int
+    queued: bool
+
+
+class Ended(_Said, frozen=True, tag=4):
+    """A task has ended well."""
+
+    finished: Finished
+
+
+class SentError(Struct, frozen=True):
+    """An error: the name of its class, and its attributes."""
+
+    kind: str
+    fields: dict[str, str | float | int | None]
+
+    @classmethod
+    def of(cls, error: TrioServeError) -> SentError:
+        """Write an error."""
+        known = (str, float, int, type(None))
+        fields = {k: v for k, v in vars(error).items() if isinstance(v, known)}
+        return cls(type(error).__name__, fields)
+
+    @property
+    def error(self) -> TrioServeError:
+        """The same as an exception."""
+        cls = getattr(errors, self.kind, None)
+        if not (isinstance(cls, type) and issubclass(cls, TrioServeError)):
+            cls = TrioServeError
+        message = str(self.fields.get("message", ""))
+        made = cls.__new__(cls, message)
+        vars(made).update({"param": None, "retry_after": None, **self.fields, "message": message})
+        return made
+
+
+class Erred(_Said, frozen=True, tag=5):
+    """A task has ended badly."""
+
+    task_id: int
+    error: SentError
+
+
+class Answered(_Said, frozen=True, tag=6):
+    """The answer to a call."""
+
+    id: int
+    value: Raw
+
+
+class Refused(_Said, frozen=True, tag=7):
+    """A call has failed."""
+
+    id: int
+    error: SentError
+
+
+class Heard(_Said, frozen=True, tag=8):
+    """An event of a transcript: the name of its class, and its fields."""
+
+    id: int
+    kind: str
+    event: Raw
+
+
+class PromptFacts(Struct, frozen=True, array_like=True):
+    """A prompt, without what its media show."""
+
+    tokens: bytes
+    media: list[tuple[int, MediaKind, int, int]]
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> PromptFacts:
+        """Write a prompt."""
+        media = [(n, c.kind, c.n_cells, c.n_positions) for n, c in prompt.media]
+        return cls(array("i", prompt.tokens).tobytes(), media)
+
+    @property
+    def prompt(self) -> Prompt:
+        """The same as a prompt."""
+        tokens = array("i")
+        tokens.frombytes(self.tokens)
+        chunks = [
+            (n, MediaChunk(kind=kind, n_cells=cells, n_positions=positions, id="", content=None))
+            for n, kind, cells, positions in self.media
+        ]
+        return Prompt(tokens, media=chunks)
+
+
+class Opened(Struct, frozen=True):
+    """The tasks of a call, which run from now on: the number of each, and its prompt."""
+
+    tasks: list[tuple[int, PromptFacts]]
+    opening: ChatOpening | None = None
+
+
+class AdapterFacts(Struct, frozen=True):
+    """The LoRA adapters of a model: see `AdapterNames` and `AdapterScales`."""
+
+    paths: dict[str, str]
+    infos: list[AdapterInfo]
+    names: list[str]
+    ids: dict[str, int]
+    scales: list[float]
+
+    @classmethod
+    def of(cls, adapters: AdapterNames) -> AdapterFacts:
+        """Write the adapters of a model that is in memory."""
+        now = adapters.scales
+        return cls(adapters.paths, now.infos, now.names, now.ids, list(now.scales))
+
+
+class ModelFacts(Struct, frozen=True):
+    """The properties of a loaded model."""
+
+    info: ModelInfo
+    names: tuple[str, ...]
+    n_slots: int
+    n_ctx_seq: int
+    n_tokens: int
+    end_of_generation: frozenset[TokenId]
+    bos: TokenId
+    fim: FimTokens
+    template_variables: dict[str, Any]
+    keeps_checkpoints: bool
+    has_chat_template: bool | None
+    context_advice: str | None
+    defaults: GenerationParams
+    modalities: Modalities
+    has_whisper: bool
+    pooling: str | None
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: LoadedModel) -> ModelFacts:
+        """Write the properties of a model."""
+        own = {
+            name: getattr(model, name) for name in cls.__struct_fields__ if name not in _OF_VOCAB
+        }
+        return cls(**own, **{name: getattr(model.vocab, name) for name in _OF_VOCAB})
+
+    def model(self, config: Config) -> LoadedModel:
+        """Make the model as an app sees it. It is slow: it compiles the template.
+
+        Raises:
+            TrioServeError: the template cannot be used.
+        """
+        given = msgspec.structs.asdict(self)
+        vocab = VocabFacts(**{name: given.pop(name) for name in _OF_VOCAB})
+        template = template_of(self.info, config)
+        return LoadedModel(vocab=vocab, template=template, preserved_tokens=frozenset(), **given)
+
+
+_OF_VOCAB = ("n_tokens", "end_of_generation", "bos", "fim")
+
+
+class Introduced(_Said, frozen=True, tag=9):
+    """The model is in memory."""
+
+    facts: ModelFacts
+
+
+class Adapted(_Said, frozen=True, tag=10):
+    """The LoRA adapters have changed."""
+
+    adapters: AdapterFacts
+
+
+Said: TypeAlias = (
+    Wrote | Scored | Advanced | Moved | Ended | Erred | Answered | Refused | Heard | Introduced
+    | Adapted
+)  # fmt: skip
+
+
+# -- msgpack
+
+
+def _encode(value: object) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.shape, np.ascontiguousarray(value, np.float32).tobytes()
+    if isinstance(value, Candidates):
+        return [(one.id, one.piece, one.logprob) for one in value]
+    if isinstance(value, PromptScores):
+        return value.n_top, value.columns, value.pieces
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Sequence):
+        return list(value)
+    raise NotImplementedError(type(value))
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is Candidates:
+        return Candidates.of(*(TokenProb(*one) for one in value))
+    if kind is PromptScores:
+        return PromptScores.of(*value)
+    shape, data = value
+    return np.frombuffer(data, np.float32).reshape(shape)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode)
+_from_app: msgspec.msgpack.Decoder[FromApp] = msgspec.msgpack.Decoder(FromApp, dec_hook=_decode)
+_from_process: msgspec.msgpack.Decoder[Report | list[Said]] = msgspec.msgpack.Decoder(
+    Report | list[Said], dec_hook=_decode
+)
+
+
+def write(message: object) -> bytes:
+    """Write a message, or a part of one.
+
+    Raises:
+        InvalidRequestError: it has a number, text or depth that no message has.
+    """
+    try:
+        return _encoder.encode(message)
+    except (OverflowError, UnicodeEncodeError, RecursionError, NotImplementedError) as error:
+        raise InvalidRequestError(f"The request cannot be sent to the model: {error}.") from None
+
+
+def read_order(payload: bytes) -> FromApp:
+    """Read what the app has sent."""
+    return _from_app.decode(payload)
+
+
+def read_said(payload: bytes) -> Report | list[Said]:
+    """Read what the process has sent. Raises FrameError."""
+    return _checked(_from_process, payload)
+
+
+def read_value(value: Raw, kind: Any) -> Any:
+    """Read the value of an answer, of some type. Raises FrameError."""
+    return _checked(msgspec.msgpack.Decoder(kind, dec_hook=_decode), value)
+
+
+def _checked(decoder: msgspec.msgpack.Decoder[_T], payload: bytes | Raw) -> _T:
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise FrameError(f"what it says is not understood: {error}") from None

@@ -1,0 +1,249 @@
+"""The process of a model: answers the calls of an app with a `Server`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import attrs
+import msgspec
+import trio
+
+from trioserve.children.frames import MAX_FRAME, FrameReader
+from trioserve.concurrency import Bell, alongside
+from trioserve.errors import TrioServeError, raised_alone
+from trioserve.log import get_logger
+from trioserve.model_process.calls import QUESTIONS
+from trioserve.model_process.messages import (
+    Adapted,
+    AdapterFacts,
+    Advanced,
+    Answered,
+    Call,
+    Cancel,
+    Drain,
+    Ended,
+    EndTask,
+    Erred,
+    FromApp,
+    Heard,
+    Moved,
+    Opened,
+    Pause,
+    PromptFacts,
+    Refused,
+    Resume,
+    Said,
+    Scored,
+    SentError,
+    Wrote,
+    read_order,
+    write,
+)
+from trioserve.server.generation.text import ChatOpening
+from trioserve.server.server import Server
+from trioserve.server.stream import Stream
+from trioserve.server.transcription.transcript import TranscriptEvent
+from trioserve.types import Chunk, Event, Failed, Finished, Progress
+
+_log = get_logger("trioserve.child")
+
+
+@attrs.define(eq=False)
+class _Forwarded:
+    """A stream whose events are sent."""
+
+    stream: Stream
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    is_paused: bool = False  # its reader is slow
+    is_full: bool = False  # there is something to send of it
+
+
+class Outbox:
+    """Reads the mailboxes of all streams, and sends what is in them: a frame for each step.
+
+    While the app does not read, it takes nothing: mailboxes fill, and their tasks are paused.
+    """
+
+    def __init__(self, send: Callable[[bytes], Any]) -> None:
+        self._send = send
+        self._said: list[Said] = []
+        self._full: list[_Forwarded] = []
+        self._streams: dict[int, _Forwarded] = {}
+        self._bell = Bell()
+
+    def say(self, message: Said) -> None:
+        """Say something with the next frame."""
+        self._said.append(message)
+        self._bell.ring()
+
+    def add(self, stream: Stream) -> _Forwarded:
+        """Send the events of a stream."""
+        forwarded = _Forwarded(stream)
+        self._streams[stream.task_id] = forwarded
+        mailbox = stream.mailbox
+        mailbox.on_move = lambda: self.say(Moved(mailbox.task_id, mailbox.queued))
+        self._await(forwarded)
+        return forwarded
+
+    def remove(self, forwarded: _Forwarded) -> None:
+        """Send no more of a stream."""
+        self._streams.pop(forwarded.stream.task_id, None)
+        forwarded.ended.set()
+
+    def pause(self, task_id: int) -> None:
+        """Take nothing from a mailbox, until `resume`."""
+        if (forwarded := self._streams.get(task_id)) is not None:
+            forwarded.is_paused = True
+
+    def resume(self, task_id: int) -> None:
+        """Take what is in a mailbox."""
+        forwarded = self._streams.get(task_id)
+        if forwarded is not None and forwarded.is_paused:
+            forwarded.is_paused = False
+            if forwarded.is_full:
+                self._note(forwarded)
+
+    def stream(self, task_id: int) -> Stream | None:
+        """The stream of a task, if its events are sent."""
+        forwarded = self._streams.get(task_id)
+        return None if forwarded is None else forwarded.stream
+
+    async def run(self) -> None:
+        """Send, until cancelled."""
+        while True:
+            await self._bell.wait()
+            # All that the events of a step have woken runs before this does.
+            full, self._full = self._full, []
+            said, self._said = self._said, []
+            for each in full:
+                said += self._take(each)
+            if said:
+                await self._send(write(said))
+            for each in full:
+                if not each.ended.is_set():
+                    self._await(each)
+
+    def _await(self, forwarded: _Forwarded) -> None:
+        forwarded.is_full = False
+        forwarded.stream.mailbox.call_when_ready(partial(self._note, forwarded))
+
+    def _note(self, forwarded: _Forwarded) -> None:
+        forwarded.is_full = True
+        if forwarded.ended.is_set():
+            return
+        if not forwarded.is_paused:
+            self._full.append(forwarded)
+            self._bell.ring()
+
+    def _take(self, forwarded: _Forwarded) -> list[Said]:
+        stream = forwarded.stream
+        try:
+            events = stream.take()
+        except TrioServeError as error:
+            events = [Failed(stream.task_id, error)]
+        if isinstance(events[-1], Finished | Failed):
+            forwarded.ended.set()
+        return [*map(_said, events)]
+
+
+def _said(event: Event) -> Said:
+    if isinstance(event, Chunk):
+        if event.probs or event.scores is not None:
+            return Scored(event)
+        return Wrote(event.task_id, event.text, event.tokens, event.pace, event.drafts)
+    if isinstance(event, Progress):
+        return Advanced(event)
+    if isinstance(event, Finished):
+        return Ended(event)
+    return Erred(event.task_id, SentError.of(event.error))
+
+
+@attrs.define(eq=False, slots=False)
+class ModelProcess:
+    """Serves the app at the other end of a socket."""
+
+    server: Server
+    _receive: Callable[[], Any]  # bytes from the app; none: it has gone
+    outbox: Outbox
+    _drain: Callable[[float], Any]
+    _calls: dict[int, trio.CancelScope] = attrs.field(init=False, factory=dict)
+
+    async def run(self) -> None:
+        """Serve until the app has gone."""
+        frames = FrameReader(MAX_FRAME)
+        async with alongside(self.outbox.run) as nursery:
+            while data := await self._receive():
+                for payload in frames.feed(data):
+                    self._do(read_order(payload), nursery)
+
+    def _do(self, message: FromApp, nursery: trio.Nursery) -> None:
+        match message:
+            case Call():
+                scope = self._calls[message.id] = trio.CancelScope()
+                nursery.start_soon(self._answer, message, scope)
+            case Cancel(id):
+                if (running := self._calls.get(id)) is not None:
+                    running.cancel()
+            case EndTask(id, reason):
+                if (stream := self.outbox.stream(id)) is not None:
+                    stream.cancel(reason)
+            case Pause(id):
+                self.outbox.pause(id)
+            case Resume(id):
+                self.outbox.resume(id)
+            case Drain(timeout):
+                nursery.start_soon(self._drain, timeout)
+
+    async def _answer(self, call: Call, scope: trio.CancelScope) -> None:
+        running = RunningCall(self, call.id)
+        try:
+            with scope:
+                question = QUESTIONS[call.name]
+                fields = msgspec.msgpack.decode(call.fields, type=question.fields)
+                value = await question.work(running, *msgspec.structs.astuple(fields))
+                if not question.lasts:
+                    running.answer(value)
+        except Exception as group:
+            error = raised_alone(group)
+            if not isinstance(error, TrioServeError):
+                _log.exception("a call has failed", exc_info=error)
+                error = TrioServeError("The process of the model has failed.")
+            self.outbox.say(Refused(call.id, SentError.of(error)))
+        finally:
+            del self._calls[call.id]
+
+
+@attrs.frozen
+class RunningCall:
+    """See `trioserve.model_process.calls.Running`."""
+
+    _process: ModelProcess
+    _id: int
+
+    @property
+    def server(self) -> Server:
+        return self._process.server
+
+    def answer(self, value: object) -> None:
+        self._process.outbox.say(Answered(self._id, msgspec.Raw(write(value))))
+
+    async def forward(self, streams: Sequence[Stream], opening: ChatOpening | None = None) -> None:
+        tasks = [(each.task_id, PromptFacts.of(each.prompt)) for each in streams]
+        self.answer(Opened(tasks, opening))
+        outbox = self._process.outbox
+        forwarded = [outbox.add(each) for each in streams]
+        try:
+            for each in forwarded:
+                await each.ended.wait()
+        finally:
+            for each in forwarded:
+                outbox.remove(each)
+
+    def tell(self, event: TranscriptEvent) -> None:
+        heard = Heard(self._id, type(event).__name__, msgspec.Raw(write(event)))
+        self._process.outbox.say(heard)
+
+    def adapters_changed(self) -> None:
+        self._process.outbox.say(Adapted(AdapterFacts.of(self.server.adapters)))
