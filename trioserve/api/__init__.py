@@ -4,8 +4,8 @@
 APIs: handlers that answer a request with a reply, and `VENDOR`, which says what others need to know
 of it (`base.vendors`). `base` is what they share. `edge` reads requests and sends replies; only it
 knows Quart. `streams` has chats for an `EventSource`, `stored` what outlives a connection, `pages`
-the files that the server serves, and `tools` what it runs for clients. `router` forwards requests
-to the processes of many models. `make_app` puts all of it into an app.
+the files that the server serves, and `tools` what it runs for clients. `router` finds the
+process of the model that a request names. `make_app` puts all of it into an app.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ def _add(app: App, state: AppState, routes: Iterable[Route]) -> None:
         answer = state.answer_of(route)
         if route.takes is not None and issubclass(route.takes, StoringRequest):
             answer = stored.stored(route, state, answer)
+        answer = state.patient(route, answer)
         asked = {}
         if route.method == "POST" and route.streams_by_default is not None:
             asked = dict.fromkeys(sessions.ASKED_BY, streams.resumable(route, state, answer))

@@ -94,10 +94,6 @@ class AppState(Connections, Models):
         self._proxy: Proxy | None = None
         #: The descriptions of the routes that were asked for, by the name of the API.
         self.descriptions: dict[str | None, Any] = {}
-        #: True if requests go to other processes as they came.
-        self.forwards = False
-        #: True if all requests come through a router, whose word on them counts.
-        self.has_router = False
         #: Why nothing answers: it could not begin, or it broke.
         self.failure: TrioServeError | None = None
         #: The calls of `tools` by clients.
@@ -129,6 +125,10 @@ class AppState(Connections, Models):
     @abstractmethod
     def answer_of(self, route: Route) -> Responder:
         """Make the function that answers a route."""
+
+    def patient(self, route: Route, answer: Responder) -> Responder:
+        """Make the function that answers a route as `answer` does, also where that takes long."""
+        return answer
 
     def route_at(self, method: str, path: str) -> Route:
         """The route of a path without parts that vary."""

@@ -47,6 +47,10 @@ class Caller:
         key: what that key may do; None: none was needed.
         headers: of the request.
         limits_left: gives the remainder of the client's rate limits, once the request was counted.
+        may_load: whether a model may be loaded for the request.
+        wait_until: when it waits no longer for its model.
+        on_wait: called with where it stands, while it waits for its model.
+        servers: that it uses, by name.
         resources: what is open until the answer has been sent. The maker of a caller unwinds
             these, in the request's own task.
     """
@@ -61,6 +65,10 @@ class Caller:
     key: Key | None = None
     headers: Headers = attrs.field(factory=Headers)
     limits_left: Callable[[], Mapping[str, Remaining]] = dict
+    may_load: bool = True
+    wait_until: float = math.inf
+    on_wait: Callable[[Any], None] | None = None
+    servers: dict[str, ModelServer] = attrs.field(factory=dict)
     resources: AsyncExitStack = attrs.field(factory=AsyncExitStack)
 
     @classmethod

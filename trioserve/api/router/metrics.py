@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter as Count, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Concatenate, ParamSpec, TypeVar
 
 import trio
 from prometheus_client import Metric
 
+from trioserve.errors import TrioServeError
+from trioserve.model_process.calls import Running
+from trioserve.model_process.connection import Line, ask
+
 from trioserve.router.fleet import Fleet
-from trioserve.router.forward import Outgoing, ask
 from trioserve.router.states import Status
 from trioserve.server.observers.metrics import gauge, prometheus_text, total
 from trioserve.server.observers.observer import Event, ToolRecord
+
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 
 class RouterMetrics:
@@ -58,33 +66,38 @@ _OF_THE_ROUTER = ("trioserve:http_", "trioserve:stream", "trioserve:usage_")
 _MODEL_NAME = re.compile(r'\bmodel_name="(?:[^"\\]|\\.)*"')
 
 
-async def of_models(fleet: Fleet, request: Outgoing, patience: float) -> dict[str, bytes]:
-    """Send a request to each model that is loaded; gives what they answer.
+async def of_models(
+    fleet: Fleet,
+    patience: float,
+    work: Callable[Concatenate[Running, _P], Awaitable[_T]],
+    *args: _P.args,
+    **kwargs: _P.kwargs,
+) -> dict[str, _T]:
+    """Call a function of each model that is loaded; gives what they answer.
 
     None is loaded for this, or kept from being unloaded. One that does not answer well within
     `patience` seconds is left out.
     """
-    found: dict[str, bytes] = {}
+    found: dict[str, _T] = {}
 
-    async def ask_one(name: str, path: Path) -> None:
-        if (body := await ask(path, request, patience=patience)) is not None:
-            found[name] = body
+    async def ask_one(name: str, line: Line) -> None:
+        with suppress(TrioServeError), trio.move_on_after(patience):
+            found[name] = await ask(line, work, *args, **kwargs)
 
     async with trio.open_nursery() as nursery:
-        for name in fleet.catalog.entries:
-            if (path := fleet.state(name).socket_path) is not None:
-                nursery.start_soon(ask_one, name, path)
+        for name, line in fleet.lines().items():
+            nursery.start_soon(ask_one, name, line)
     return dict(sorted(found.items()))
 
 
-def joined(own: bytes, models: Mapping[str, bytes]) -> str:
+def joined(own: bytes, models: Mapping[str, str]) -> str:
     """Write metrics as one text, each with its help and type once.
 
     Args:
         own: those of the router.
         models: those of each model, which get its name as their label `model_name`.
     """
-    labelled = [(label("model_name", name), text.decode()) for name, text in models.items()]
+    labelled = [(label("model_name", name), text) for name, text in models.items()]
     return merged([("", own.decode()), *labelled], without=_OF_THE_ROUTER)
 
 

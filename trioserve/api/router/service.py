@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
-from datetime import datetime
 from typing import Any, TypeAlias
 
 import attrs
 import trio
-from msgspec import Struct
-from msgspec.json import decode
 from trio_util import AsyncValue
 
 from trioserve.api import metrics
 from trioserve.api.base import reply
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.described import properties_of_many
+from trioserve.api.base.described import properties_of, properties_of_many
 from trioserve.api.base.models import Card, Details, Loaded
 from trioserve.api.base.reply import Data, Reply
 from trioserve.api.base.routes import Responder, Route
 from trioserve.api.router import files
-from trioserve.api.router.forwarding import Forwarder, question
 from trioserve.api.router.metrics import RouterMetrics, joined, of_models
+from trioserve.api.router.waiting import may_load, patient
 from trioserve.api.service import AppState
-from trioserve.concurrency import Feed, alongside
+from trioserve.concurrency import Feed, alongside, deadline_scope
 from trioserve.config import Config
-from trioserve.models.catalog import ModelEntry, find_for
+from trioserve.models.catalog import OF_TOOLS, ModelEntry, find_for
+from trioserve.model_process import calls
+from trioserve.model_process.connection import ask
+from trioserve.model_process.server import ChildServer
+from trioserve.router.child import Child
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import FleetEvent, Status
@@ -42,17 +45,6 @@ _FAREWELL = 3.0
 #: Seconds that a model may take to write its metrics: it waits 5 for a step to end, and Prometheus
 #: waits 10 for everything. And seconds in which it says what it has in memory.
 _PATIENCE, _WORD = 7.0, 1.0
-
-
-class _Process(Struct):
-    expires_at: datetime
-    context_length: int
-
-
-class _Processes(Struct):
-    """What a process answers to Ollama's question for what is in memory."""
-
-    models: list[_Process]
 
 
 #: Makes the fleet, when the service runs.
@@ -72,9 +64,6 @@ class RouterService(AppState):
         #: Requests that are with a child, or wait for one.
         self.n_forwarded = AsyncValue(0)
         self.counted = RouterMetrics()
-        self.forwards = True
-        #: Answers the routes about requests to models.
-        self.forwarder = Forwarder(self)
         self._observers = (RequestLog(), self.counted)
         self._open_fleet = open_fleet
         self._fleet: Fleet | None = None
@@ -90,12 +79,46 @@ class RouterService(AppState):
         return fleet
 
     def answer_of(self, route: Route) -> Responder:
-        """Make the function that answers a route: its handler, or the process of a model."""
-        return self.forwarder.answer_of(route) if route.of_model else route.answered_by(self)
+        """Make the function that answers a route: its handler does."""
+        return route.answered_by(self)
+
+    def patient(self, route: Route, answer: Responder) -> Responder:
+        """Have the streams of a route about a model say how they wait for it."""
+        is_about_model = route.of_model and not route.about_answer
+        return patient(self, route, answer) if is_about_model else answer
 
     async def use(self, name: str | None, caller: Caller) -> ModelServer:
-        """Refuse to give a model: the process of each has the routes about it."""
-        raise NotImplementedError("the process of a model has the routes about it")
+        """Wait until a model is loaded, and keep it until the answer has been sent.
+
+        Raises:
+            InsufficientQuotaError: the API key has used up its tokens of this day.
+            DeadlineExceededError: the request has waited for too long.
+            TrioServeError: as `Fleet.use`, and as `find`.
+        """
+        entry = self.find(name, caller)
+        if (known := caller.servers.get(entry.name)) is not None:
+            return known
+        if caller.method == "POST":
+            self.usage.check(caller.key)
+        caller.enter(self.forwarded())
+        with deadline_scope(caller.wait_until):
+            using = self.fleet.use(entry, autoload=caller.may_load, on_wait=caller.on_wait)
+            child = await caller.open(using)
+        server = self._server_of(child)
+        caller.servers[entry.name] = server
+        return server
+
+    def _server_of(self, child: Child) -> ChildServer:
+        """The server of a process, with the tools of this one."""
+        assert self._tools is not None and child.config is not None
+        own = {name: getattr(self.config, name) for name in OF_TOOLS}
+        return ChildServer(
+            child.line,
+            attrs.evolve(child.config, **own),
+            tools=self._tools,
+            memory=self.memory,
+            observers=self._observers,
+        )
 
     @contextmanager
     def forwarded(self) -> Iterator[None]:
@@ -112,7 +135,7 @@ class RouterService(AppState):
 
     @property
     def tools(self) -> ToolRegistry:
-        """The tools of the router itself, for clients; those of models are theirs. As `fleet`."""
+        """The tools, which run in this process for all models. As `fleet`."""
         assert self.fleet is not None and self._tools is not None
         return self._tools
 
@@ -173,56 +196,57 @@ class RouterService(AppState):
         return await self._files.details(self.find(name, caller))
 
     async def in_memory(self, caller: Caller) -> Sequence[Loaded]:
-        """Describe the models that are loaded, as the process of each tells it.
+        """Describe the models that are loaded. One that does not answer is left out.
 
-        One that has ended or is busy with something is left out. The question keeps none awake.
+        The question keeps none awake.
         """
-        found = await self._ask_all("/api/ps", caller, patience=_WORD)
-        told = {name: decode(body, type=_Processes).models for name, body in found.items()}
+        seconds = await of_models(self.fleet, _WORD, calls.idle_seconds)
         return [
             Loaded(
                 card=await self._files.card(one),
-                n_ctx=process.context_length,
-                expires=process.expires_at.timestamp(),
+                n_ctx=model.n_ctx_seq,
+                expires=time.time() + seconds[one.name] if seconds[one.name] < math.inf else None,
             )
             for one in self._visible(caller)
-            if self.fleet.state(one.name).value is Status.LOADED
-            for process in told.get(one.name, ())
+            if one.name in seconds and (model := self.fleet.model_of(one.name)) is not None
         ]
-
-    async def _ask_all(
-        self, path: str, caller: Caller, *, patience: float = _PATIENCE
-    ) -> Mapping[str, bytes]:
-        """Ask a question of a caller of all models that are loaded; see `of_models`."""
-        asked = attrs.evolve(question(path, caller), method="GET")
-        return await of_models(self.fleet, asked, patience)
 
     async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Describe the router, or a model."""
-        if query.get("model"):
-            return await self.forwarder.of_model("/props", query, caller)
+        if name := query.get("model"):
+            caller.may_load = may_load(self.config.models_autoload, query, caller)
+            return reply.json(properties_of(await self.use(name, caller)))
         config, _ = self.config, self.fleet
         most, autoload = config.models_max, config.models_autoload
         return reply.json(properties_of_many(config, max_models=most, autoload=autoload))
 
     async def metrics(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Write the metrics of the router, and of the models that are loaded."""
-        if query.get("model"):
-            return await self.forwarder.of_model("/metrics", query, caller)
-        metrics.check(self.config)
-        own = self.counted.render(self.fleet) + await metrics.render(self, caller)
-        found = await self._ask_all("/metrics", caller)
-        text = joined(own, found)
+        if name := query.get("model"):
+            text = await self._measured(name, query, caller, as_json=False)
+        else:
+            metrics.check(self.config)
+            own = self.counted.render(self.fleet) + await metrics.render(self, caller)
+            text = joined(own, await of_models(self.fleet, _PATIENCE, calls.metrics, False))
         return Data(body=text.encode(), content_type=metrics.CONTENT_TYPE)
 
     async def snapshot(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Write those of the models as one JSON object."""
-        if query.get("model"):
-            return await self.forwarder.of_model("/v1/metrics", query, caller)
+        if name := query.get("model"):
+            return reply.json(json.loads(await self._measured(name, query, caller, as_json=True)))
         metrics.check(self.config)
-        found = await self._ask_all("/v1/metrics", caller)
+        found = await of_models(self.fleet, _PATIENCE, calls.metrics, True)
         models = {name: json.loads(text) for name, text in found.items()}
         return reply.json({"object": "metrics", "models": models})
+
+    async def _measured(
+        self, name: str, query: Mapping[str, str], caller: Caller, *, as_json: bool
+    ) -> str:
+        """Write the metrics of a model. Raises NotSupportedError where there are none."""
+        caller.may_load = may_load(self.config.models_autoload, query, caller)
+        server = await self.use(name, caller)
+        metrics.check(server.config)
+        return await ask(server.line, calls.metrics, as_json)
 
     async def load(self, name: str, caller: Caller) -> None:
         """Begin to load a model."""

@@ -33,6 +33,11 @@ OF_THE_ROUTER = frozenset(
     }
 )  # fmt: skip
 
+#: Fields of tools, which run in the process of the router for all models.
+OF_TOOLS = frozenset(
+    field.name for field in attrs.fields(Config) if field.metadata.get("group") == "Tools"
+)
+
 #: Fields that apply to one model only: a setting for all models is dropped.
 _OF_ONE_MODEL = frozenset(
     {
