@@ -11,10 +11,10 @@ import attrs
 from trioserve.fair_limiter import current_client
 from trioserve.models.catalog import find_for
 from trioserve.remote.answers import Models
-from trioserve.remote.client import Request, ServerAnswer, ServerClient, connected_to
+from trioserve.remote.client import ServerClient, connected_to
 from trioserve.remote.server import RemoteServer
 from trioserve.router.fleet import Fleet
-from trioserve.router.models import send_to
+from trioserve.router.models import PlacedLine, child_server
 from trioserve.router.states import QueueStatus
 from trioserve.server.keys import Keys
 from trioserve.server.protocol import AnyServer
@@ -61,28 +61,13 @@ class _OwnModels:
         """See `ModelSource.use`."""
         entry = find_for(self._keys.find(current_client()), self._fleet.catalog, name)
 
-        def waits(waiting: QueueStatus) -> None:
-            share = "" if waiting.progress is None else f": {waiting.progress:.0%}"
-            tell(f"Loading {entry.name}{share}")
+        def waits(waiting: QueueStatus | None) -> None:
+            progress = None if waiting is None else waiting.progress
+            share = "" if progress is None else f": {progress:.0%}"
+            tell("" if waiting is None else f"Loading {entry.name}{share}")
 
-        @asynccontextmanager
-        async def send(request: Request) -> AsyncIterator[ServerAnswer]:
-            headers = tuple(self._client_headers())
-            async with send_to(
-                self._fleet, entry, request, headers=headers, on_wait=waits
-            ) as answer:
-                tell("")
-                yield answer
-
-        yield entry.name, RemoteServer.over(ServerClient(send))
-
-    def _client_headers(self) -> Iterator[tuple[bytes, bytes]]:
-        keys, client = self._keys, current_client()
-        if keys.needed:
-            key = keys.first if keys.find(client) is None else client
-            yield b"authorization", f"Bearer {key}".encode()
-        elif client:
-            yield b"x-forwarded-for", client.encode()
+        line = PlacedLine(self._fleet, entry, waits)
+        yield entry.name, child_server(line, current_client())
 
     async def listed(self) -> list[Listed]:
         """See `ModelSource.listed`."""

@@ -134,6 +134,10 @@ class ChildServer(ModelServer):
         tools: that runs may use.
         memory: the budget of what requests hold in this process.
         observers: of the runs.
+        client: of requests that name none.
+
+    Attributes:
+        line: leads to the process.
     """
 
     def __init__(
@@ -144,11 +148,17 @@ class ChildServer(ModelServer):
         tools: ToolRegistry,
         memory: MemoryBudget,
         observers: Sequence[Observer] = (),
+        client: str = "",
     ) -> None:
         self.config, self.tools, self.memory = config, tools, memory
         self.observers, self.gate = list(observers), Gate()
         self.adapters, self.queue = ChildAdapters(config, line), Queue(self.status)
-        self._line = line
+        self.line, self._client = line, client
+
+    def _sent(self, context: RequestContext) -> RequestContext:
+        if self._client and not context.client:
+            context = attrs.evolve(context, client=self._client)
+        return sent_context(context)
 
     # -- output
 
@@ -163,7 +173,7 @@ class ChildServer(ModelServer):
     ) -> AsyncIterator[list[Stream]]:
         """See `ModelServer`."""
         given = [sent_prompt(each) for each in prompts]
-        work = self._line.open(calls.stream_all, given, params, n, sent_context(context))
+        work = self.line.open(calls.stream_all, given, params, n, self._sent(context))
         async with work as call:
             with self._streams(call, context) as streams:
                 yield streams
@@ -179,8 +189,8 @@ class ChildServer(ModelServer):
     ) -> AsyncIterator[tuple[ChatOpening, list[Stream]]]:
         """See `ModelServer`."""
         given = await _sent(messages)
-        work = self._line.open(
-            calls.open_chats, given, params, _plain(chat), n, sent_context(context)
+        work = self.line.open(
+            calls.open_chats, given, params, _plain(chat), n, self._sent(context)
         )
         async with work as call:
             with self._streams(call, context) as streams:
@@ -199,7 +209,7 @@ class ChildServer(ModelServer):
 
     async def end_thinking(self, task_id: int) -> bool:
         """See `ModelServer`."""
-        return await ask(self._line, calls.end_thinking, task_id)
+        return await ask(self.line, calls.end_thinking, task_id)
 
     async def read_media(
         self, messages: Messages, hold: MemoryReservation, context: RequestContext
@@ -213,7 +223,7 @@ class ChildServer(ModelServer):
     ) -> AsyncIterator[TranscriptStream]:
         """See `ModelServer`."""
         given = await trio.to_thread.run_sync(MediaPart.of, source)
-        work = self._line.open(calls.transcribe, given, params, sent_context(context))
+        work = self.line.open(calls.transcribe, given, params, self._sent(context))
         async with work as call:
             stream = TranscriptStream(call.value)
 
@@ -240,9 +250,9 @@ class ChildServer(ModelServer):
         **fields: Unpack[ContextFields],
     ) -> Embeddings:
         """See `ModelServer`."""
-        sent = sent_context(only_context(fields, context))
+        sent = self._sent(only_context(fields, context))
         given = _inputs(inputs)
-        return await ask(self._line, calls.embed, given, dimensions, normalize, priority, sent)
+        return await ask(self.line, calls.embed, given, dimensions, normalize, priority, sent)
 
     async def rerank(
         self,
@@ -257,8 +267,8 @@ class ChildServer(ModelServer):
         """See `ModelServer`."""
         one = query if isinstance(query, str) else list(query)
         others = documents if isinstance(documents, str) else list(documents)
-        sent = sent_context(only_context(fields, context))
-        return await ask(self._line, calls.rerank, one, others, most, priority, sent)
+        sent = self._sent(only_context(fields, context))
+        return await ask(self.line, calls.rerank, one, others, most, priority, sent)
 
     async def classify(
         self,
@@ -269,8 +279,8 @@ class ChildServer(ModelServer):
         **fields: Unpack[ContextFields],
     ) -> Classification:
         """See `ModelServer`."""
-        sent = sent_context(only_context(fields, context))
-        return await ask(self._line, calls.classify, _inputs(inputs), priority, sent)
+        sent = self._sent(only_context(fields, context))
+        return await ask(self.line, calls.classify, _inputs(inputs), priority, sent)
 
     # -- tokens and rendered chats
 
@@ -278,7 +288,7 @@ class ChildServer(ModelServer):
         """See `ModelServer`."""
         if isinstance(biases, Mapping):
             biases = list(biases.items())
-        found = await ask(self._line, calls.biases_of, biases)
+        found = await ask(self.line, calls.biases_of, biases)
         return tuple(map(tuple, found)) if isinstance(found, list) else found
 
     async def tokenize(
@@ -291,50 +301,50 @@ class ChildServer(ModelServer):
     ) -> tuple[TokenId, ...]:
         """See `ModelServer`."""
         special = (add_special, parse_special)
-        return await ask(self._line, calls.tokenize, _text(prompt), param, special)
+        return await ask(self.line, calls.tokenize, _text(prompt), param, special)
 
     async def detokenize(self, tokens: Sequence[TokenId] | Prompt) -> str:
         """See `ModelServer`."""
         if not isinstance(tokens, Prompt):
-            return await ask(self._line, calls.detokenize, list(tokens))
-        return await ask(self._line, calls.text_of, PromptFacts.of(tokens))
+            return await ask(self.line, calls.detokenize, list(tokens))
+        return await ask(self.line, calls.text_of, PromptFacts.of(tokens))
 
     async def names_of(self, tokens: Sequence[TokenId]) -> Sequence[bytes]:
         """See `ModelServer`."""
-        return await ask(self._line, calls.names_of, list(tokens))
+        return await ask(self.line, calls.names_of, list(tokens))
 
     async def prompt_for(self, gap: Gap, max_tokens: int) -> Sequence[TokenId]:
         """See `ModelServer`."""
         around = (_text(gap.prefix), _text(gap.suffix))
-        return await ask(self._line, calls.prompt_for, around, gap.extra, gap.beginning, max_tokens)
+        return await ask(self.line, calls.prompt_for, around, gap.extra, gap.beginning, max_tokens)
 
     async def render(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Unpack[RenderFields]
     ) -> str:
         """See `ModelServer`."""
         chat = _plain(only_chat(fields, chat))
-        return await ask(self._line, calls.render, await _sent(messages), chat)
+        return await ask(self.line, calls.render, await _sent(messages), chat)
 
     async def chat_prompt(self, messages: Messages, chat: ChatParams) -> Prompt:
         """See `ModelServer`."""
         given = await _sent(messages)
-        return (await ask(self._line, calls.chat_prompt, given, _plain(chat))).prompt
+        return (await ask(self.line, calls.chat_prompt, given, _plain(chat))).prompt
 
     # -- the model
 
     @property
     def model(self) -> LoadedModel:
         """See `ModelServer`."""
-        return model_of(self._line)
+        return model_of(self.line)
 
     @property
     def sleeping(self) -> bool:
         """See `ModelServer`."""
-        return self._line.known.sleeping
+        return self.line.known.sleeping
 
     async def known_model(self, context: RequestContext = ANYONE) -> LoadedModel:
         """See `ModelServer`."""
-        if self._line.known.model is None:
+        if self.line.known.model is None:
             async with self.loaded(context):
                 pass
         return self.model
@@ -344,39 +354,39 @@ class ChildServer(ModelServer):
     ) -> AbstractAsyncContextManager[object]:
         """See `ModelServer`."""
         context = only_context(fields, context) if fields else context
-        known = self._line.known
+        known = self.line.known
         if known.model is not None and not known.sleeping and context.keep_alive is None:
             return nullcontext()
-        return self._line.open(calls.keep, sent_context(context))
+        return self.line.open(calls.keep, self._sent(context))
 
     async def sleep(self) -> None:
         """See `ModelServer`."""
-        await ask(self._line, calls.sleep)
+        await ask(self.line, calls.sleep)
 
     async def status(self) -> EngineStatus:
         """See `ModelServer`."""
-        return await ask(self._line, calls.status)
+        return await ask(self.line, calls.status)
 
     # -- slots and limits
 
     async def save_slot(self, slot_id: int, filename: str, client: str = "") -> Moved:
         """See `ModelServer`."""
-        return await ask(self._line, calls.move_slot, "save", slot_id, filename, client)
+        return await ask(self.line, calls.move_slot, "save", slot_id, filename, client)
 
     async def restore_slot(self, slot_id: int, filename: str, client: str = "") -> Moved:
         """See `ModelServer`."""
-        return await ask(self._line, calls.move_slot, "restore", slot_id, filename, client)
+        return await ask(self.line, calls.move_slot, "restore", slot_id, filename, client)
 
     async def erase_slot(self, slot_id: int, client: str = "") -> int:
         """See `ModelServer`."""
-        return (await ask(self._line, calls.move_slot, "erase", slot_id, "", client)).n_tokens
+        return (await ask(self.line, calls.move_slot, "erase", slot_id, "", client)).n_tokens
 
     async def count_request(self, client: str) -> Counted:
         """See `ModelServer`."""
         config = self.config
         if not (config.rate_limit_requests or config.rate_limit_tokens or config.keys_file):
             return Counted()
-        left, error = await ask(self._line, calls.count_request, client)
+        left, error = await ask(self.line, calls.count_request, client)
         found = None if error is None else error.error
         return Counted(lambda: left, found if isinstance(found, RateLimitError) else None)
 

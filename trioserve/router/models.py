@@ -2,42 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
+import attrs
 import trio
 
 from trioserve.concurrency import EnteredOnce
 from trioserve.config import Config
+from trioserve.config.parse import parse
+from trioserve.model_process.calls import Running
+from trioserve.model_process.connection import OpenCall
+from trioserve.model_process.server import ChildServer, Known
 from trioserve.models.catalog import Catalog, ModelEntry
-from trioserve.remote.client import Headers, Request, ServerAnswer, ServerClient
-from trioserve.remote.server import RemoteServer
-from trioserve.router.fleet import Fleet, send_to_model
-from trioserve.router.forward import Outgoing
+from trioserve.router.fleet import Fleet
 from trioserve.router.states import QueueStatus
+from trioserve.server.limits.memory import MemoryBudget
+from trioserve.tools.registry import ToolRegistry
+
+_P = ParamSpec("_P")
 
 
-@asynccontextmanager
-async def send_to(
-    fleet: Fleet,
-    entry: ModelEntry,
-    request: Request,
-    *,
-    headers: Headers = (),
-    on_wait: Callable[[QueueStatus], None] | None = None,
-) -> AsyncIterator[ServerAnswer]:
-    """Send a request to a model of a fleet, with more headers; see `send_to_model`."""
+@attrs.frozen
+class PlacedLine:
+    """Leads to the process of a model, which is started when it is needed.
 
-    async def write() -> Outgoing:
-        return Outgoing(request.method, request.target, (*request.headers, *headers), request.body)
+    Attributes:
+        fleet: has the process.
+        entry: the model.
+        on_wait: called with where a call stands that waits, and with None when it does not.
+    """
 
-    async with send_to_model(fleet, entry, write, on_wait=on_wait) as answer:
-        yield answer
+    fleet: Fleet
+    entry: ModelEntry
+    on_wait: Callable[[QueueStatus | None], None] = lambda _status: None
+
+    @property
+    def known(self) -> Known:
+        """What is known of the model."""
+        return self.fleet.known(self.entry.name)
+
+    @asynccontextmanager
+    async def open(
+        self,
+        work: Callable[Concatenate[Running, _P], Awaitable[object]],
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> AsyncIterator[OpenCall]:
+        """See `Line.open`. Raises as `Fleet.use`, too."""
+        async with (
+            self.fleet.use(self.entry, on_wait=self.on_wait) as child,
+            child.line.open(work, *args, **kwargs) as call,
+        ):
+            self.on_wait(None)
+            yield call
 
 
-class ChildModels(EnteredOnce, Mapping[str, RemoteServer]):
+def child_server(line: PlacedLine, client: str = "") -> ChildServer:
+    """Make the server of a model of a fleet, for a program; see `ChildServer`."""
+    config = parse(line.entry.args, line.fleet.catalog.environment).config
+    memory = MemoryBudget.of(config)
+    return ChildServer(line, config, tools=ToolRegistry(), memory=memory, client=client)
+
+
+class ChildModels(EnteredOnce, Mapping[str, ChildServer]):
     """Models in separate processes: ``async with ChildModels(models_dir="m") as models:``.
 
     The models are those that ``trioserve --models-dir m`` offers, under the same names, and
@@ -75,9 +106,9 @@ class ChildModels(EnteredOnce, Mapping[str, RemoteServer]):
         self._open = partial(Fleet, max_models=max_loaded, max_memory=max_memory)
         self._fleet: Fleet | None = None
 
-    def __getitem__(self, name: str) -> RemoteServer:
+    def __getitem__(self, name: str) -> ChildServer:
         entry = self._entered.catalog.entries[name]
-        return RemoteServer.over(ServerClient(partial(send_to, self._entered, entry)))
+        return child_server(PlacedLine(self._entered, entry))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entered.catalog.entries)

@@ -343,7 +343,6 @@ class Incoming:
         query: the parameters in the URL.
         content_type: of the body.
         query_string: the parameters as they came.
-        data: the body as it came, if `keeps_data`, until it is taken.
     """
 
     method: str
@@ -353,8 +352,6 @@ class Incoming:
     query: Mapping[str, str] = attrs.field(factory=dict)
     content_type: str = "application/json"
     query_string: str = ""
-    keeps_data: bool = False
-    data: bytes | None = None
     size: int = 0  # of the body, in bytes, once it was received
     _fields: dict[str, Any] | None = attrs.field(alias="fields", default=None)
     _form: Form | None = attrs.field(init=False, default=None)
@@ -380,19 +377,12 @@ class Incoming:
         """Whether the values of the body were read."""
         return self._fields is not None or self._form is not None
 
-    def forget(self) -> None:
-        """Let go of the body and its values."""
-        self.data = self._fields = self._form = None
-
     def ask_for_stream(self) -> None:
         """Have the body, which was read, ask for a stream."""
         if self._form is not None:
             self._form.fields["stream"] = ["true"]
-            if self.data is not None:  # the field stands before the others
-                first = b'--%b\r\nContent-Disposition: form-data; name="stream"\r\n\r\ntrue\r\n'
-                self.data = first % boundary_of(self.content_type) + self.data
         elif self._fields is not None:
-            self._fields["stream"], self.data = True, None
+            self._fields["stream"] = True
 
     async def fields(self, *, may_be_empty: bool = False) -> dict[str, Any]:
         """Read the JSON object that is the body. It is parsed once.
@@ -428,7 +418,6 @@ class Incoming:
         """Receive the body, and parse it, in a thread if it is long. Raises as `fields`."""
         data = await self.receive()
         self.size = len(data)
-        self.data = data if self.keeps_data else None
         if self.is_form:
             self.held.grow(2 * self.size)  # a file is held in pieces, and then as a whole
         else:

@@ -186,7 +186,6 @@ class App(QuartTrio):
             query=request.args,
             content_type=request.headers.get("Content-Type", ""),
             query_string=request.query_string.decode("ascii", "replace"),
-            keeps_data=self.state.forwards,
         )
 
     def _known(self, error: Exception) -> Exception:

@@ -21,7 +21,7 @@ from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import Json, Reply, long_json
 from trioserve.api.base.routes import Query, Responder, Route, Routes
-from trioserve.api.base.stored_as import STORED_HEADER, StoredAs
+from trioserve.api.base.stored_as import StoredAs
 from trioserve.api.openai.responses import events
 from trioserve.api.openai.responses.request import StoringRequest
 from trioserve.api.openapi import gives, takes
@@ -77,9 +77,6 @@ def stored(route: Route, app: AppState, answer: Responder) -> Responder:
         continues = options.previous_response_id or options.conversation
         is_too_long = isinstance(given, list) and len(given) > MAX_MESSAGES
         if is_too_long or not (options.store or continues):
-            told = caller.headers.get(STORED_HEADER) if app.has_router else None
-            if told is not None:
-                more = {"stored": StoredAs.of_told(told, fields)}
             return await answer(incoming, caller, values, **more)
         run, how = await _prepare(Shelf.of(caller, app), app, incoming, options)
         if not (stores and options.store):

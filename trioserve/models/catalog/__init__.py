@@ -12,9 +12,10 @@ from trioserve.models.catalog.catalog import (
     find_for,
 )
 from trioserve.models.catalog.files import GgufSummary, Source, describe, modalities_in
-from trioserve.models.catalog.presets import environment_of_children
+from trioserve.models.catalog.presets import OF_TOOLS, environment_of_children
 
 __all__ = [
+    "OF_TOOLS",
     "Catalog",
     "CatalogChanges",
     "GgufSummary",

@@ -121,7 +121,7 @@ def of_all(argv: Sequence[str], environ: Mapping[str, str]) -> Shared:
         ConfigError: a value cannot be used.
     """
     parsed = parse(argv, environ)
-    dropped = OF_THE_ROUTER | _OF_ONE_MODEL | SECRETS.keys() | {_LOG_FILE}
+    dropped = OF_THE_ROUTER | OF_TOOLS | _OF_ONE_MODEL | SECRETS.keys() | {_LOG_FILE}
     both = {**parsed.below, **parsed.options}
     return Shared(
         without(parsed.below, dropped),
@@ -137,8 +137,7 @@ def environment_of_children(
     """Leave out the variables that are passed on as flags, or not at all.
 
     Secrets are passed on as variables, even if a flag has set them: the token for the hub, the API
-    keys, which a model needs for fair queueing and separate caches, and MCP servers, whose
-    descriptions may contain keys.
+    keys, which a model needs for fair queueing and separate caches.
     """
     own = {
         name: text
@@ -149,14 +148,12 @@ def environment_of_children(
     }
     config = config or Config()
     token = config.hf_token or environ.get(_TOKEN)
-    servers = config.mcp_servers_json
     for variable, values in (
         (_TOKEN, (token,) if token else ()),
         ("LLAMA_API_KEY", config.api_keys),
         ("TRIOSERVE_API_KEYS", (config.keys_file,) if config.keys_file else ()),
         ("TRIOSERVE_API_KEY_WEIGHTS", config.api_key_weights),
         ("TRIOSERVE_API_KEY_PRIORITY", config.api_key_priority),
-        ("LLAMA_ARG_MCP_SERVERS_JSON", (servers,) if servers else ()),
     ):
         if values:
             own[variable] = ",".join(map(str, values))
@@ -243,7 +240,9 @@ def _preset(items: list[tuple[str, str]], where: str) -> Preset:
                     f"{source}: clients can see it here; use {SECRETS[found[0]]} instead"
                 )
             options |= [found]
-    return Preset(without(options, OF_THE_ROUTER), **others)
+    for field in sorted(options.keys() & OF_TOOLS):
+        _log.warning("%s: %s has no effect: tools run in the router, for all models", where, field)
+    return Preset(without(options, OF_THE_ROUTER | OF_TOOLS), **others)
 
 
 def _seconds(text: str, source: str) -> float:
