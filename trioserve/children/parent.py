@@ -42,6 +42,11 @@ class ParentSocket:
         except RuntimeError:  # no thread: the next call sends it
             self._is_waiting = False
 
+    def flush(self) -> bool:
+        """Send what the socket takes of the rest; returns whether nothing is left."""
+        with self._lock:
+            return self._has_sent()
+
     def _has_sent(self) -> bool:
         """Send what the socket takes; returns whether nothing is left."""
         try:

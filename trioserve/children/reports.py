@@ -6,7 +6,7 @@ The process may be in a stranger's hands: what it sends is checked by these type
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,6 +18,9 @@ MAX_REPORT = 2**20
 
 #: Characters of a message; `Failed.of` cuts it.
 _MAX_MESSAGE = 2**16
+
+#: The first argument of a process that has a model and answers calls, in place of HTTP.
+MODEL = "model"
 
 #: The first argument of a process that sends `Estimated`, and exits.
 ESTIMATE = "estimate"
@@ -49,9 +52,7 @@ class Loading(_Report, frozen=True):
 
 
 class Ready(_Report, frozen=True):
-    """The model is loaded. `info` is what ``/v1/models`` says of it; None: as before."""
-
-    info: dict[str, Any] | None = None
+    """The model is in memory."""
 
 
 class Sleeping(_Report, frozen=True):

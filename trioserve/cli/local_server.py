@@ -184,7 +184,7 @@ async def started(
     name = config.model_named or "bundled"
     entry = ModelEntry(name=name, source=Source.PRESET, args=tuple(flags), path=None)
     watch = HealthCheck(interval=math.inf)
-    child = Child(name, 0, entry=entry, socket_path=Path(), watch=watch)
+    child = Child(name, 0, entry=entry, watch=watch)
     decided = trio.Event()
     with ProgressReport(sys.stderr, n_log_lines=0) as progress:
 

@@ -18,10 +18,11 @@ from functools import partial
 import attrs
 import trio
 
-from trioserve.children.reports import BESIDE, ESTIMATE, Estimated, Failed
+from trioserve.children.reports import BESIDE, ESTIMATE, MODEL, Estimated, Failed
 from trioserve.cli import commands, forking, help as texts
 from trioserve.cli.commands import cache
 from trioserve.cli.memory import limit_arenas
+from trioserve.cli.model_process import serve_parent
 from trioserve.cli.printable import printable
 from trioserve.cli.progress import Reporter, fetch, take_reporter
 from trioserve.cli.secrets import hide_secrets
@@ -132,6 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = take_reporter(os.environ)
         if words[:1] == [ESTIMATE]:
             return _tell_estimate(status, words[1:], os.environ)
+        answers_calls = words[:1] == [MODEL] and status.parent is not None
+        if answers_calls:
+            del words[0]
         if words[:1] == ["help"] and len(words) > 1:
             return _written(partial(_print, partial(texts.about, " ".join(words[1:]))))
         if words[:1] in (["help"], ["version"]):
@@ -148,7 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if status.is_watched:
             config = attrs.evolve(config, log_format="json")  # a program reads it
         logs.configure(config)
-        catalog = catalog_of(config, words, os.environ, watched=status.is_watched)
+        catalog = None
+        if not answers_calls:
+            catalog = catalog_of(config, words, os.environ, watched=status.is_watched)
         if catalog is not None and not config.rpc:
             zygote = forking.fork(catalog.environment, main, status.parent)
     except TrioServeError as error:
@@ -159,6 +165,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in parsed.notes:
         _log.warning(note)
     try:
+        if answers_calls and status.parent is not None:
+            return serve_parent(config, status, status.parent)
         return serve(config, status, catalog, zygote)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import trio
 
 from trioserve.children import reports
@@ -80,7 +79,7 @@ def serve(
         try:
             _check_files(config)
             if catalog is None or config.rpc:
-                _check_models(config)
+                check_models(config)
             listening = closing.enter_context(open_sockets(config))
             check_reach(config, listening)
         except TrioServeError as error:
@@ -90,7 +89,7 @@ def serve(
             return 1
         status.tell(reports.Loading(0.0))
         with uncollected():
-            loading = _begin_load(config, status, closing) if catalog is None else None
+            loading = begin_load(config, status, closing) if catalog is None else None
             from hypercorn.utils import LifespanFailureError
 
             from trioserve.api.edge.tcp import raise_limit
@@ -104,7 +103,7 @@ def serve(
     return exit_code
 
 
-def _begin_load(config: Config, status: Reporter, closing: ExitStack) -> Loader:
+def begin_load(config: Config, status: Reporter, closing: ExitStack) -> Loader:
     """Return what loads the model, which has begun if the rest is still to be imported."""
     from trioserve.llama import last_word, room, trial  # noqa: F401 (needed for that)
 
@@ -121,7 +120,7 @@ def _last_word(files: str) -> str:
     return f"trioserve: a fault in native code ends this process{in_use}"
 
 
-def _check_models(config: Config) -> None:
+def check_models(config: Config) -> None:
     """Check the files and the names of models before the port is open.
 
     Raises:
@@ -221,7 +220,6 @@ def _make_app(
     if catalog is not None:
         return create_router(config, partial(fleet_of, config, catalog, zygote))
     app = create_app(config, load=loading)
-    app.extensions["trioserve"].has_router = status.is_watched
     app.extensions["trioserve"].fetch = partial(fetch, status)
     return app
 
@@ -254,7 +252,6 @@ async def _follow_model(
     service: Service | RouterService, status: Reporter, nursery: trio.Nursery
 ) -> None:
     """Report each load and unload of the model. Starts garbage collection at the first load."""
-    from trioserve.api.base.described import of_server
     from trioserve.api.service import Service
     from trioserve.server import ServerState
 
@@ -266,10 +263,8 @@ async def _follow_model(
         return
     model = service.server.model
     _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
-    _advise(service.server)
-    status.tell(reports.Ready(msgspec.to_builtins(of_server(service.server))))
-    if status.is_watched:
-        nursery.start_soon(_report_usage, service.server, status)
+    advise(service.server)
+    status.tell(reports.Ready())
     told = ServerState.READY
     async for state in service.server.lifecycle.state.eventual_values():
         if state in (ServerState.SLEEPING, ServerState.READY) and state is not told:
@@ -277,7 +272,7 @@ async def _follow_model(
             told = state
 
 
-async def _report_usage(server: Server, status: Reporter) -> None:
+async def report_usage(server: Server, status: Reporter) -> None:
     """Report what API keys use, until cancelled, and the rest then."""
     from trioserve.server.usage import Usage
 
@@ -298,7 +293,7 @@ def _tell_usage(usage: Usage, status: Reporter) -> None:
         status.tell(reports.Usage(rows[start : start + _USAGE_ROWS]))
 
 
-def _advise(server: Server) -> None:
+def advise(server: Server) -> None:
     """Log what a user of this model should know."""
     model = server.model
     if Path(model.info.path) == BUNDLED:

@@ -17,6 +17,8 @@ from trioserve.errors import ModelProcessError, TrioServeError
 from trioserve.fair_limiter import offload
 from trioserve.model_process.calls import QUESTIONS, Running
 from trioserve.model_process.messages import (
+    Adapted,
+    AdapterFacts,
     Advanced,
     Answered,
     Call,
@@ -38,6 +40,7 @@ from trioserve.model_process.messages import (
     write,
 )
 from trioserve.server.dispatch import UNREAD_BYTES, Mailbox
+from trioserve.server.model import LoadedModel
 from trioserve.server.stream import Source
 from trioserve.types import CancelReason, Chunk, Event, Failed
 
@@ -51,6 +54,21 @@ _MAX_UNREAD = 16 * UNREAD_BYTES
 
 #: Events of a call that may be unread.
 _MAX_EVENTS = 2**16
+
+
+@attrs.define
+class Known:
+    """What is known of a model in another process.
+
+    Attributes:
+        model: once it has been loaded.
+        adapters: of the loaded model.
+        sleeping: whether the process has freed its memory.
+    """
+
+    model: LoadedModel | None = None
+    adapters: AdapterFacts | None = None
+    sleeping: bool = False
 
 
 @attrs.define(eq=False)
@@ -91,6 +109,10 @@ class OpenCall:
 
 class Line(Protocol):
     """Leads to the process of a model."""
+
+    @property
+    def known(self) -> Known:
+        """What is known of the model."""
 
     def open(
         self,
@@ -135,6 +157,8 @@ class Connection:
         self._calls: dict[int, OpenCall] = {}
         self._mailboxes: dict[int, Mailbox] = {}
         self._error: TrioServeError | None = None
+        #: What is known of the model.
+        self.known = Known()
 
     def close(self, error: TrioServeError | None = None) -> None:
         """End all calls and streams with an error, because the process has ended."""
@@ -259,6 +283,8 @@ class Connection:
             case Refused(id_, error):
                 if (call := self._calls.get(id_)) is not None:
                     call.end(error.error)
+            case Adapted(adapters):
+                self.known.adapters = adapters
             case Heard(id_, kind, event):
                 if (call := self._calls.get(id_)) is not None:
                     call.events.put((kind, event))

@@ -163,13 +163,7 @@ class Resume(Struct, tag=True, frozen=True):
     id: int
 
 
-class Drain(Struct, tag=True, frozen=True):
-    """Finish what runs within a time in seconds, and end."""
-
-    timeout: float
-
-
-FromApp: TypeAlias = Call | Cancel | EndTask | Pause | Resume | Drain
+FromApp: TypeAlias = Call | Cancel | EndTask | Pause | Resume
 
 
 # -- what the process says

@@ -10,7 +10,7 @@ from contextlib import (
     nullcontext,
 )
 from functools import partial
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 import attrs
 import trio
@@ -24,7 +24,6 @@ from trioserve.fair_limiter import offload
 from trioserve.model_process import calls
 from trioserve.model_process.connection import Line, OpenCall, ask
 from trioserve.model_process.messages import (
-    AdapterFacts,
     MediaPart,
     Opened,
     PromptFacts,
@@ -59,25 +58,10 @@ from trioserve.tools.registry import ToolRegistry
 from trioserve.types import EngineStatus, GenerationParams, MediaSource, Prompt, TokenId
 
 
-@attrs.define
-class Known:
-    """What is known of a model in another process.
-
-    Attributes:
-        model: once it has been loaded.
-        adapters: of the loaded model.
-        sleeping: whether the process has freed its memory.
-    """
-
-    model: LoadedModel | None = None
-    adapters: AdapterFacts | None = None
-    sleeping: bool = False
-
-
 class ChildAdapters(AdapterNames):
     """The LoRA adapters of a model in another process, as far as it has told them."""
 
-    def __init__(self, config: Config, line: ModelLine) -> None:
+    def __init__(self, config: Config, line: Line) -> None:
         super().__init__(config, lambda: model_of(line).names)
         self._line = line
 
@@ -107,15 +91,7 @@ class ChildAdapters(AdapterNames):
         await ask(self._line, calls.unload_adapter, name, sent_context(context))
 
 
-class ModelLine(Line, Protocol):
-    """Leads to the process of one model."""
-
-    @property
-    def known(self) -> Known:
-        """What is known of the model."""
-
-
-def model_of(line: ModelLine) -> LoadedModel:
+def model_of(line: Line) -> LoadedModel:
     """The model at the end of a line. Raises ServerSleepingError: it was never loaded."""
     if (model := line.known.model) is None:
         raise ServerSleepingError
@@ -142,7 +118,7 @@ class ChildServer(ModelServer):
 
     def __init__(
         self,
-        line: ModelLine,
+        line: Line,
         config: Config,
         *,
         tools: ToolRegistry,
@@ -189,9 +165,7 @@ class ChildServer(ModelServer):
     ) -> AsyncIterator[tuple[ChatOpening, list[Stream]]]:
         """See `ModelServer`."""
         given = await _sent(messages)
-        work = self.line.open(
-            calls.open_chats, given, params, _plain(chat), n, self._sent(context)
-        )
+        work = self.line.open(calls.open_chats, given, params, _plain(chat), n, self._sent(context))
         async with work as call:
             with self._streams(call, context) as streams:
                 yield call.value.opening, streams

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
 
 import attrs
 import msgspec
 import trio
+from trio_util import AsyncValue
 
-from trioserve.children.frames import MAX_FRAME, FrameReader
+from trioserve.children.frames import FrameReader
 from trioserve.concurrency import Bell, alongside
 from trioserve.errors import TrioServeError, raised_alone
+from trioserve.fair_limiter import offload
 from trioserve.log import get_logger
 from trioserve.model_process.calls import QUESTIONS
 from trioserve.model_process.messages import (
@@ -22,12 +23,13 @@ from trioserve.model_process.messages import (
     Answered,
     Call,
     Cancel,
-    Drain,
     Ended,
     EndTask,
     Erred,
     FromApp,
     Heard,
+    Introduced,
+    ModelFacts,
     Moved,
     Opened,
     Pause,
@@ -50,6 +52,13 @@ from trioserve.types import Chunk, Event, Failed, Finished, Progress
 _log = get_logger("trioserve.child")
 
 
+#: Bytes of a call. The app bounds its requests, and what they have in them.
+MAX_ORDER = 2**32 - 1
+
+#: Bytes of a call above which it is read in a thread.
+_LONG = 2**18
+
+
 @attrs.define(eq=False)
 class _Forwarded:
     """A stream whose events are sent."""
@@ -66,17 +75,19 @@ class Outbox:
     While the app does not read, it takes nothing: mailboxes fill, and their tasks are paused.
     """
 
-    def __init__(self, send: Callable[[bytes], Any]) -> None:
+    def __init__(self, send: Callable[[bytes], Awaitable[None]]) -> None:
         self._send = send
         self._said: list[Said] = []
         self._full: list[_Forwarded] = []
         self._streams: dict[int, _Forwarded] = {}
         self._bell = Bell()
+        #: Whether there is nothing to send.
+        self.is_idle = AsyncValue(True)
 
     def say(self, message: Said) -> None:
         """Say something with the next frame."""
         self._said.append(message)
-        self._bell.ring()
+        self._ring()
 
     def add(self, stream: Stream) -> _Forwarded:
         """Send the events of a stream."""
@@ -124,6 +135,12 @@ class Outbox:
             for each in full:
                 if not each.ended.is_set():
                     self._await(each)
+            if not (self._said or self._full):
+                self.is_idle.value = True
+
+    def _ring(self) -> None:
+        self.is_idle.value = False
+        self._bell.ring()
 
     def _await(self, forwarded: _Forwarded) -> None:
         forwarded.is_full = False
@@ -135,7 +152,7 @@ class Outbox:
             return
         if not forwarded.is_paused:
             self._full.append(forwarded)
-            self._bell.ring()
+            self._ring()
 
     def _take(self, forwarded: _Forwarded) -> list[Said]:
         stream = forwarded.stream
@@ -165,18 +182,37 @@ class ModelProcess:
     """Serves the app at the other end of a socket."""
 
     server: Server
-    _receive: Callable[[], Any]  # bytes from the app; none: it has gone
+    _receive: Callable[[], Awaitable[bytes]]  # from the app; none: it has gone
     outbox: Outbox
-    _drain: Callable[[float], Any]
     _calls: dict[int, trio.CancelScope] = attrs.field(init=False, factory=dict)
+    _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+
+    def introduction(self) -> bytes:
+        """Write what the model is, which is in memory."""
+        said: list[Said] = [Introduced(ModelFacts.of(self.server.model))]
+        if self.server.adapters.possible:
+            said.append(Adapted(AdapterFacts.of(self.server.adapters)))
+        return write(said)
 
     async def run(self) -> None:
-        """Serve until the app has gone."""
-        frames = FrameReader(MAX_FRAME)
-        async with alongside(self.outbox.run) as nursery:
-            while data := await self._receive():
-                for payload in frames.feed(data):
-                    self._do(read_order(payload), nursery)
+        """Serve until the app has gone, or everything is drained."""
+        frames = FrameReader(MAX_ORDER)
+        with self._scope:
+            async with alongside(self.outbox.run) as nursery:
+                while data := await self._receive():
+                    for payload in frames.feed(data):
+                        message = await offload(partial(read_order, payload), len(payload), _LONG)
+                        self._do(message, nursery)
+
+    async def drain(self, timeout: float) -> None:
+        """Let what runs finish, within a time in seconds, and end."""
+        await self.server.drain(timeout)
+        await self.finish()
+
+    async def finish(self) -> None:
+        """Wait until all has been said, and end."""
+        await self.outbox.is_idle.wait_value(True)
+        self._scope.cancel()
 
     def _do(self, message: FromApp, nursery: trio.Nursery) -> None:
         match message:
@@ -193,8 +229,6 @@ class ModelProcess:
                 self.outbox.pause(id)
             case Resume(id):
                 self.outbox.resume(id)
-            case Drain(timeout):
-                nursery.start_soon(self._drain, timeout)
 
     async def _answer(self, call: Call, scope: trio.CancelScope) -> None:
         running = RunningCall(self, call.id)

@@ -12,32 +12,34 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs
 import trio
 
 from trioserve.children.child import how
-from trioserve.children.frames import FrameError, FrameReader
+from trioserve.children.frames import FrameError, FrameReader, framed
 from trioserve.children.launch import Launched, Launcher
 from trioserve.children.lines import Lines
 from trioserve.children.reports import (
     BESIDE,
     ESTIMATE,
-    MAX_REPORT,
     Estimated,
     Failed,
     Ready,
     Report,
-    decode,
+    Sleeping,
 )
 from trioserve.concurrency import alongside
+from trioserve.config import Config
+from trioserve.config.parse import parse
 from trioserve.config.readers import unicode_name
-from trioserve.errors import ModelLoadError, ModelProcessError
+from trioserve.errors import ModelLoadError, ModelProcessError, TrioServeError
 from trioserve.log import get_logger
+from trioserve.model_process import calls
+from trioserve.model_process.connection import Connection, Line, ask
+from trioserve.model_process.messages import Introduced, Said, read_said
 from trioserve.models.catalog import ModelEntry
-from trioserve.router.forward import Kept, Outgoing, exchange
 from trioserve.router.schedule import Instance
 from trioserve.router.states import ModelState
 
@@ -58,14 +60,14 @@ _OF_EACH_LINE = frozenset({"timestamp", "level", "logger", "event"})
 _ABORT = re.compile(r"\S+\.\w+:\d+: |GGML_ASSERT")
 
 
-async def ask_live(path: Path) -> int:
-    """Ask the server at a Unix socket whether it lives; returns the status of its answer.
+async def ask_live(line: Line) -> None:
+    """Ask a process whether it lives.
 
     Raises:
-        ModelProcessError: no server listens, or the connection was closed without an answer.
+        ModelProcessError: it has ended.
+        UnavailableError: its engine is stuck.
     """
-    async with exchange(path, Outgoing("GET", "/health/live", ())) as answer:
-        return answer.status
+    await ask(line, calls.is_live)
 
 
 @attrs.frozen(kw_only=True)
@@ -77,31 +79,32 @@ class HealthCheck:
         interval: between two questions whether it lives.
         answer_timeout: in which it has to answer one.
         max_missed: this many in a row without a good answer are too many.
-        ask: asks the server at a path; returns the status of the answer.
+        ask: asks a process; raises TrioServeError if it is not well.
     """
 
     start_timeout: float = 120.0
     interval: float = 5.0
     answer_timeout: float = 10.0
     max_missed: int = 2
-    ask: Callable[[Path], Awaitable[int]] = ask_live
+    ask: Callable[[Line], Awaitable[None]] = ask_live
 
 
 @attrs.define(eq=False, kw_only=True)
 class Child(Instance):
     """A model's process, from before its start until it has ended, and afterwards how it ended.
 
-    It listens on a Unix socket once it has said so. `ended` is set as soon as it has ended, and
+    `line` leads to it. `ended` is set as soon as it has ended, and
     `finished` when the fleet has taken note of that. `message` is why, as far as it is known, and
     `lines` is the end of its log.
     """
 
     entry: ModelEntry
-    socket_path: Path
     watch: HealthCheck
-    kept: Kept = attrs.field(factory=Kept)
+    environ: Mapping[str, str] = attrs.field(factory=dict)
+    line: Connection = attrs.field(factory=Connection)
+    #: Its configuration, once its model has been loaded.
+    config: Config | None = None
     pid: int | None = None
-    info: Mapping[str, Any] = attrs.field(factory=dict)
     #: The share that is loaded, 0.0 to 1.0, while it loads.
     progress: float | None = None
     #: Bytes of RAM that it was measured to have.
@@ -118,11 +121,7 @@ class Child(Instance):
     _spoke: trio.Event = attrs.field(factory=trio.Event)
     _stop: trio.Event = attrs.field(factory=trio.Event)
     _stop_timeout: float = 0.0
-
-    @property
-    def args(self) -> tuple[str, ...]:
-        """The flags of its process."""
-        return (*self.entry.args, "--host", str(self.socket_path))
+    _unused: trio.Event = attrs.field(factory=trio.Event)
 
     @property
     def failed(self) -> bool:
@@ -154,13 +153,20 @@ class Child(Instance):
                 process.close()
         finally:
             self._process = self.pid = None
-            self.kept.close()
+            self.line.close(ModelProcessError())
             self.ended.set()
 
     def stop(self, timeout: float) -> None:
         """Have it finish its requests and end, within a time in seconds; 0: kill it."""
         self._stop_timeout = timeout
         self._stop.set()
+        self.note_use()
+
+    def note_use(self) -> None:
+        """Note that a request has begun or ended."""
+        self.used_at = time.time()
+        if not self.n_users:
+            self._unused.set()
 
     def kill(self, reason: str) -> None:
         """Kill the process and log the reason."""
@@ -184,11 +190,9 @@ class Child(Instance):
         has_ended = self.finished.is_set()
         state = ModelState(
             value=self.status,
-            args=self.args,
+            args=self.entry.args,
             pid=self.pid,
-            socket_path=None if has_ended else self.socket_path,
             progress=self.progress,
-            info=self.info,
             exit_code=self.exit_code if has_ended else None,
             last_used=self.used_at,
             memory_used=None if has_ended else self.memory_used,
@@ -204,7 +208,8 @@ class Child(Instance):
             alongside(self._watch_over, partial(self._stop_when_asked, process)),
             trio.open_nursery() as reading,
         ):
-            reading.start_soon(self._read_reports, process.frames, told)
+            reading.start_soon(self._read_frames, process.frames, told)
+            reading.start_soon(self._send_frames, process.frames)
             reading.start_soon(self._read_log, process.log)
             self.exit_code = await process.wait()
             self.ended.set()
@@ -214,35 +219,54 @@ class Child(Instance):
     async def _stop_when_asked(self, process: Launched) -> None:
         await self._stop.wait()
         if self._stop_timeout > 0:
+            # Requests that are made of several, as runs of tools are, finish before it drains.
+            until = trio.current_time() + self._stop_timeout
+            with trio.move_on_at(until):
+                await self._unused.wait()
             process.send_signal(signal.SIGTERM)
-            await trio.sleep(self._stop_timeout)
+            await trio.sleep_until(until)
             _log.warning("the process of a model does not end in time", model=self.name,
                          seconds=self._stop_timeout)  # fmt: skip
         process.send_signal(signal.SIGKILL)
 
     # -- what it says
 
-    async def _read_reports(
+    async def _send_frames(self, stream: trio.abc.SendStream) -> None:
+        with suppress(trio.BrokenResourceError):  # it has ended without reading all
+            async for payload in self.line.outgoing:
+                await stream.send_all(framed(payload))
+
+    async def _read_frames(
         self, stream: trio.abc.ReceiveStream, told: Callable[[Report], None]
     ) -> None:
-        frames = FrameReader(MAX_REPORT)
+        frames = FrameReader()
         with suppress(trio.BrokenResourceError):  # it has ended without reading all
             async for data in stream:
                 self._spoke.set()
                 try:
                     for payload in frames.feed(data):
-                        self._take(decode(payload), told)
-                except FrameError as error:
+                        await self._take(read_said(payload), told)
+                except (FrameError, TrioServeError) as error:
                     self.kill(f"Its socket is broken: {error}.")
                     return
 
-    def _take(self, report: Report, told: Callable[[Report], None]) -> None:
-        match report:
-            case Failed(message):
-                self.message = message
-            case Ready(dict(info)):
-                self.info = info
-        told(report)
+    async def _take(self, said: Report | list[Said], told: Callable[[Report], None]) -> None:
+        if not isinstance(said, list):
+            match said:
+                case Failed(message):
+                    self.message = message
+                case Ready() | Sleeping():
+                    self.line.known.sleeping = isinstance(said, Sleeping)
+            told(said)
+            return
+        if isinstance(first := said[0], Introduced):
+            await trio.to_thread.run_sync(self._introduce, first)
+        self.line.take(said)
+
+    def _introduce(self, introduced: Introduced) -> None:
+        """Learn what the model is. It is slow."""
+        self.config = parse(self.entry.args, self.environ).config
+        self.line.known.model = introduced.facts.model(self.config)
 
     async def _read_log(self, stream: trio.abc.ReceiveStream) -> None:
         lines = Lines(_MAX_LINE, cut=True)
@@ -290,10 +314,12 @@ class Child(Instance):
         watching = self.watch
         with trio.move_on_after(watching.answer_timeout):
             try:
-                status = await watching.ask(self.socket_path)
+                await watching.ask(self.line)
             except ModelProcessError as error:
                 return error.message
-            return "" if status == 200 else f"It says that it is stuck (status {status})."
+            except TrioServeError as error:
+                return f"It says that it is stuck: {error.message}"
+            return ""
         return f"It does not answer within {watching.answer_timeout:g} seconds."
 
 
@@ -325,7 +351,7 @@ async def estimate(launcher: Launcher, entry: ModelEntry, others: int | None = N
             found.append(report)
 
     watch = HealthCheck(interval=math.inf)
-    child = Child(entry.name, 0, entry=entry, socket_path=Path(), watch=watch)
+    child = Child(entry.name, 0, entry=entry, watch=watch)
     how = [] if others is None else [f"{BESIDE}{others}"]
     await child.run(launcher, [ESTIMATE, *how, *entry.args], told)
     if not found:

@@ -13,14 +13,13 @@ from contextlib import (
     nullcontext,
 )
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs
 import trio
 
 from trioserve.children.launch import Launcher, open_launcher
-from trioserve.children.reports import Downloading, Loading, Ready, Report, Sleeping, Usage
+from trioserve.children.reports import MODEL, Downloading, Loading, Ready, Report, Sleeping, Usage
 from trioserve.children.zygote import Zygote
 from trioserve.concurrency import (
     Bell,
@@ -44,11 +43,10 @@ from trioserve.errors import (
 )
 from trioserve.llama.machine import MemoryUse, memory_use
 from trioserve.log import get_logger
+from trioserve.model_process.connection import Known
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.child import Child, HealthCheck, estimate
-from trioserve.router.forward import ChildAnswer, ChildConnection, NotTakenError, Outgoing, connect
 from trioserve.router.schedule import Lease, Schedule
-from trioserve.router.socket_folder import socket_folder
 from trioserve.router.states import Deaths, Events, FleetEvent, ModelState, QueueStatus, Status
 
 __all__ = ["Child", "Fleet"]
@@ -130,7 +128,6 @@ class Fleet(EnteredOnce):
         )
         # These are there on entry: the folder is that of the sockets.
         self._launcher: Launcher
-        self._folder: Path
         self._n_children = 0
 
     # -- life
@@ -146,7 +143,6 @@ class Fleet(EnteredOnce):
                 f"{self.max_models}"
             )
         async with AsyncExitStack() as stack:
-            self._folder = stack.enter_context(socket_folder())
             self._launcher = await stack.enter_async_context(self._open_launcher())
             jobs = [self._jobs.run, self._tell_waiting]
             if self._schedule.is_measured:
@@ -227,12 +223,11 @@ class Fleet(EnteredOnce):
             child = lease.process
             assert isinstance(child, Child)
             child.used_at = time.time()
-            try:
-                yield child
-            finally:
-                child.used_at = time.time()
+            yield child
         finally:
             self._schedule.leave(lease)
+            if isinstance(lease.process, Child):
+                lease.process.note_use()
             self._turn()
 
     def _check(self, entry: ModelEntry, autoload: bool) -> None:
@@ -372,8 +367,8 @@ class Fleet(EnteredOnce):
         """Make the process of a model, which `_turn` then starts."""
         model = self._models[name]
         self._n_children += 1
-        path = self._folder / f"{self._n_children}.sock"
-        child = Child(name, need, entry=model.entry, socket_path=path, watch=self._watch)
+        environ = self.catalog.environment
+        child = Child(name, need, entry=model.entry, watch=self._watch, environ=environ)
         model.child = child
         return child
 
@@ -387,7 +382,7 @@ class Fleet(EnteredOnce):
     async def _attend(self, model: _Model, child: Child) -> None:
         """Run a process from its start to its end."""
         try:
-            await child.run(self._launcher, child.args, partial(self._told, child))
+            await child.run(self._launcher, [MODEL, *child.entry.args], partial(self._told, child))
         except ModelLoadError as error:
             child.message = error.message
         finally:
@@ -400,9 +395,8 @@ class Fleet(EnteredOnce):
             case Downloading(progress) | Loading(progress):
                 child.status, child.progress = Status(report.state), progress
                 data = {"progress": _PROGRESS | {"value": progress}}
-            case Ready(info):
+            case Ready():
                 child.progress = None
-                data = {} if info is None else {"info": info}
                 self._schedule.ready(child.name)
             case Sleeping():
                 self._schedule.asleep(child.name)
@@ -512,6 +506,18 @@ class Fleet(EnteredOnce):
             memory=self._schedule.need_of(name),
         )
 
+    def known(self, name: str) -> Known:
+        """What is known of a model, by the last process that it had."""
+        return Known() if (child := self.child(name)) is None else child.line.known
+
+    def child(self, name: str) -> Child | None:
+        """The process of a model, or the last one that it had; None: it never had one."""
+        return None if (model := self._models.get(name)) is None else model.child
+
+    def loaded(self) -> dict[str, Child]:
+        """The processes whose models are loaded, though they may sleep, by name."""
+        return {child.name: child for child in self._children() if child.was_ready}
+
     def subscribe(self) -> AbstractContextManager[Feed[FleetEvent]]:
         """Receive what happens from now on, for the length of a block."""
         return self._events.subscribe()
@@ -523,69 +529,3 @@ class Fleet(EnteredOnce):
 
 async def _measure(pids: Sequence[int]) -> MemoryUse:
     return await trio.to_thread.run_sync(memory_use, pids, abandon_on_cancel=True)
-
-
-@asynccontextmanager
-async def connected(
-    fleet: Fleet,
-    entry: ModelEntry,
-    *,
-    autoload: bool = True,
-    on_wait: Callable[[QueueStatus], None] | None = None,
-) -> AsyncIterator[ChildConnection]:
-    """Wait until a model is ready, and connect to it; both for the length of the block.
-
-    A process may have died a moment ago, and the fleet not know it yet. Nothing was sent to it
-    then, so the request waits for the next one. Arguments are those of `Fleet.use`.
-
-    Raises:
-        TrioServeError: as `Fleet.use`; or the process takes no more connections.
-    """
-    while True:
-        async with AsyncExitStack() as stack:
-            child = await stack.enter_async_context(
-                fleet.use(entry, autoload=autoload, on_wait=on_wait)
-            )
-            if (connection := _connect(child, stack)) is not None:
-                yield connection
-                return
-        await child.ended.wait()
-
-
-def _connect(child: Child, stack: AsyncExitStack) -> ChildConnection | None:
-    """Connect to a process; None: it has ended. Raises NotTakenError: it has too many requests."""
-    try:
-        return stack.enter_context(connect(child.socket_path, child.kept, child.ended))
-    except NotTakenError as error:
-        if isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
-            return None
-        raise
-
-
-@asynccontextmanager
-async def send_to_model(
-    fleet: Fleet,
-    entry: ModelEntry,
-    write: Callable[[], Awaitable[Outgoing]],
-    *,
-    on_wait: Callable[[QueueStatus], None] | None = None,
-) -> AsyncIterator[ChildAnswer]:
-    """Wait until a model is ready, and send it a request; gives the answer, once its head is there.
-
-    Args:
-        fleet: has the model.
-        entry: the model.
-        write: writes the request when the model is ready; again, if a process has not taken it.
-        on_wait: as for `Fleet.use`.
-
-    Raises:
-        TrioServeError: as `connected`, and as `write`; the process ended before it had answered.
-    """
-    while True:
-        async with connected(fleet, entry, on_wait=on_wait) as connection:
-            try:
-                answer = await connection.ask(await write())
-            except NotTakenError:
-                continue
-            yield answer
-            return

@@ -15,8 +15,8 @@ from trioserve.concurrency import EnteredOnce
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.model_process.calls import Running
-from trioserve.model_process.connection import OpenCall
-from trioserve.model_process.server import ChildServer, Known
+from trioserve.model_process.connection import Known, OpenCall
+from trioserve.model_process.server import ChildServer
 from trioserve.models.catalog import Catalog, ModelEntry
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import QueueStatus

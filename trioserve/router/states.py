@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -32,12 +31,8 @@ class ModelState:
     #: The flags of its process; none while there is no process.
     args: tuple[str, ...] = ()
     pid: int | None = None
-    #: Where its process listens, once it does.
-    socket_path: Path | None = None
     #: The share that is loaded, 0.0 to 1.0, while it loads.
     progress: float | None = None
-    #: What its process said of the model when it was ready, in the form of ``/v1/models``.
-    info: Mapping[str, Any] = attrs.field(factory=dict)
     #: Whether its last process ended unexpectedly, and the details.
     failed: bool = False
     exit_code: int | None = None

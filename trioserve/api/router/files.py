@@ -30,10 +30,12 @@ _SOURCES: Mapping[Source, str] = {
 }
 
 
-def described(entry: ModelEntry, state: ModelState, modalities: Modalities) -> dict[str, Any]:
+def described(
+    entry: ModelEntry, state: ModelState, modalities: Modalities, info: Mapping[str, Any]
+) -> dict[str, Any]:
     """Describe a model as ``/v1/models`` does.
 
-    Once it has been loaded, its process has said what it is. Until then, `modalities` are known.
+    Once it has been loaded, `info` is what is known of it. Until then, `modalities` are.
     """
     created = 0 if entry.version is None else entry.version[0] // 10**9
     return {
@@ -42,7 +44,7 @@ def described(entry: ModelEntry, state: ModelState, modalities: Modalities) -> d
             "output_modalities": ["text"],
         },
         **introduction(entry.path),
-        **state.info,
+        **info,
         **names(entry.name, created),
         "aliases": list(entry.aliases),
         "tags": list(entry.tags),

@@ -14,12 +14,10 @@ from prometheus_client import Metric
 from trioserve.errors import TrioServeError
 from trioserve.model_process.calls import Running
 from trioserve.model_process.connection import Line, ask
-
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import Status
 from trioserve.server.observers.metrics import gauge, prometheus_text, total
 from trioserve.server.observers.observer import Event, ToolRecord
-
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -85,8 +83,8 @@ async def of_models(
             found[name] = await ask(line, work, *args, **kwargs)
 
     async with trio.open_nursery() as nursery:
-        for name, line in fleet.lines().items():
-            nursery.start_soon(ask_one, name, line)
+        for name, child in fleet.loaded().items():
+            nursery.start_soon(ask_one, name, child.line)
     return dict(sorted(found.items()))
 
 

@@ -10,13 +10,14 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, cont
 from typing import Any, TypeAlias
 
 import attrs
+import msgspec
 import trio
 from trio_util import AsyncValue
 
 from trioserve.api import metrics
 from trioserve.api.base import reply
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.described import properties_of, properties_of_many
+from trioserve.api.base.described import of_server, properties_of, properties_of_many
 from trioserve.api.base.models import Card, Details, Loaded
 from trioserve.api.base.reply import Data, Reply
 from trioserve.api.base.routes import Responder, Route
@@ -26,14 +27,14 @@ from trioserve.api.router.waiting import may_load, patient
 from trioserve.api.service import AppState
 from trioserve.concurrency import Feed, alongside, deadline_scope
 from trioserve.config import Config
-from trioserve.models.catalog import OF_TOOLS, ModelEntry, find_for
 from trioserve.model_process import calls
 from trioserve.model_process.connection import ask
 from trioserve.model_process.server import ChildServer
+from trioserve.models.catalog import OF_TOOLS, ModelEntry, find_for
 from trioserve.router.child import Child
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
-from trioserve.router.states import FleetEvent, Status
+from trioserve.router.states import FleetEvent
 from trioserve.server.model_server import ModelServer
 from trioserve.server.observers.observer import Observer, RequestLog
 from trioserve.tools.registry import ToolRegistry, open_registry
@@ -168,7 +169,7 @@ class RouterService(AppState):
         entries = fleet.catalog.entries
         modalities = await self._files.modalities(entries.values())
         listed = [
-            files.described(one, fleet.state(one.name), modalities.get(one.name, Modalities()))
+            self._described(one, modalities.get(one.name, Modalities()))
             for one in self._visible(caller)
         ]
         coming = self.downloads.running
@@ -184,7 +185,13 @@ class RouterService(AppState):
         """Describe a model by its state and its files."""
         entry = self.find(name, caller)
         modalities = (await self._files.modalities([entry]))[entry.name]
-        return files.described(entry, self.fleet.state(entry.name), modalities)
+        return self._described(entry, modalities)
+
+    def _described(self, entry: ModelEntry, modalities: Modalities) -> dict[str, Any]:
+        child = self.fleet.child(entry.name)
+        known = child is not None and child.config is not None
+        info = msgspec.to_builtins(of_server(self._server_of(child))) if child and known else {}
+        return files.described(entry, self.fleet.state(entry.name), modalities, info)
 
     async def cards(self, caller: Caller) -> Sequence[Card]:
         """Describe the models whose files are here."""
@@ -208,7 +215,7 @@ class RouterService(AppState):
                 expires=time.time() + seconds[one.name] if seconds[one.name] < math.inf else None,
             )
             for one in self._visible(caller)
-            if one.name in seconds and (model := self.fleet.model_of(one.name)) is not None
+            if one.name in seconds and (model := self.fleet.known(one.name).model) is not None
         ]
 
     async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
@@ -246,6 +253,7 @@ class RouterService(AppState):
         caller.may_load = may_load(self.config.models_autoload, query, caller)
         server = await self.use(name, caller)
         metrics.check(server.config)
+        assert isinstance(server, ChildServer)
         return await ask(server.line, calls.metrics, as_json)
 
     async def load(self, name: str, caller: Caller) -> None:

@@ -1,0 +1,141 @@
+"""Runs the process of a model: a `Server` that answers the app which has started the process."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import trio
+
+from trioserve.children import reports
+from trioserve.children.parent import ParentSocket
+from trioserve.cli.memory import keep_collecting, uncollected
+from trioserve.cli.progress import Reporter, fetch
+from trioserve.config import Config
+from trioserve.errors import TrioServeError, raised_alone
+from trioserve.log import get_logger
+
+if TYPE_CHECKING:
+    from trioserve.model_process.serving import ModelProcess
+    from trioserve.server.lifecycle.engine import Loader
+
+_log = get_logger("trioserve")
+
+#: Bytes that are read from the app at once.
+_CHUNK = 2**18
+
+#: Seconds for what was said last to reach the app, when the engine has failed.
+_FAREWELL = 3.0
+
+
+def serve_parent(config: Config, status: Reporter, parent: ParentSocket) -> int:
+    """Serve the app until it has the process end. Blocks; returns the exit code."""
+    from trioserve.cli.serving import begin_load, check_models
+
+    parent.end_with_it()
+    with ExitStack() as closing:
+        try:
+            check_models(config)
+        except TrioServeError as error:
+            status.tell(reports.Failed.of(error.message))
+            print(f"trioserve: {error.message}", file=sys.stderr)
+            return 1
+        status.tell(reports.Loading(0.0))
+        with uncollected():
+            load = begin_load(config, status, closing)
+            import trioserve.model_process.serving  # noqa: F401 - while the model loads
+        return trio.run(_serve, config, status, parent, load)
+
+
+async def _serve(config: Config, status: Reporter, parent: ParentSocket, load: Loader) -> int:
+    from trioserve.model_process.serving import ModelProcess, Outbox
+    from trioserve.server.server import Server
+
+    async def send(payload: bytes) -> None:
+        parent.send(payload)
+        while not parent.flush():
+            await trio.lowlevel.wait_writable(parent.connection)
+
+    async def receive() -> bytes:
+        await trio.lowlevel.wait_readable(parent.connection)
+        return parent.connection.recv(_CHUNK, socket.MSG_DONTWAIT)
+
+    try:
+        server = Server(await fetch(status, config), load=load)
+        process = ModelProcess(server, receive, Outbox(send))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_answer, process, nursery.cancel_scope)  # also while it loads
+            async with server:
+                await _attend(process, status, parent)
+    except Exception as group:
+        error = raised_alone(group)
+        message = error.message if isinstance(error, TrioServeError) else repr(error)
+        _log.error(message, exc_info=None if isinstance(error, TrioServeError) else error)
+        status.tell(reports.Failed.of(message))
+        return 1
+    return 0
+
+
+async def _answer(process: ModelProcess, scope: trio.CancelScope) -> None:
+    """Answer the app until it has the process end."""
+    await process.run()
+    scope.cancel()
+
+
+async def _attend(process: ModelProcess, status: Reporter, parent: ParentSocket) -> None:
+    """Tell the app of the model, which is loaded, until cancelled.
+
+    Raises:
+        EngineError: the engine has failed.
+    """
+    from trioserve.cli.serving import advise, report_usage
+
+    server, model = process.server, process.server.model
+    _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
+    advise(server)
+    parent.send(process.introduction())
+    status.tell(reports.Ready())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_collecting, lambda: server.memory.n_held)
+        nursery.start_soon(report_usage, server, status)
+        nursery.start_soon(_follow_state, process, status, parent)
+        nursery.start_soon(_drain_when_asked, process, status)
+        nursery.start_soon(_until_failure, process)
+
+
+async def _follow_state(process: ModelProcess, status: Reporter, parent: ParentSocket) -> None:
+    """Report each time that the model is freed or loaded again."""
+    from trioserve.server import ServerState
+
+    told = ServerState.READY
+    async for state in process.server.lifecycle.state.eventual_values():
+        if state is told or state not in (ServerState.READY, ServerState.SLEEPING):
+            continue
+        told = state
+        if state is ServerState.READY:
+            parent.send(process.introduction())
+        status.tell(reports.Ready() if state is ServerState.READY else reports.Sleeping())
+
+
+async def _drain_when_asked(process: ModelProcess, status: Reporter) -> None:
+    """Drain on a signal. A second one has its default action."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    with trio.open_signal_receiver(*numbers) as signals:
+        await anext(signals)
+    for each in numbers:
+        signal.signal(each, signal.SIG_DFL)
+    status.tell(reports.Draining())
+    await process.drain(process.server.config.drain_timeout)
+
+
+async def _until_failure(process: ModelProcess) -> None:
+    """Wait until the engine has failed and the app has been told, then raise the failure."""
+    failure = await process.server.lifecycle.wait_failure()
+    if process.server.config.on_engine_failure == "stay":
+        await trio.sleep_forever()
+    with trio.move_on_after(_FAREWELL):
+        await process.outbox.is_idle.wait_value(True)
+    raise failure
