@@ -66,6 +66,7 @@ class RouterService(AppState):
         self.n_forwarded = AsyncValue(0)
         self.counted = RouterMetrics()
         self._observers = (RequestLog(), self.counted)
+        self._servers: dict[str, ChildServer] = {}  # of the last process of each model
         self._open_fleet = open_fleet
         self._fleet: Fleet | None = None
         self._tools: ToolRegistry | None = None
@@ -112,14 +113,18 @@ class RouterService(AppState):
     def _server_of(self, child: Child) -> ChildServer:
         """The server of a process, with the tools of this one."""
         assert self._tools is not None and child.config is not None
+        known = self._servers.get(child.name)
+        if known is not None and known.line is child.line:
+            return known
         own = {name: getattr(self.config, name) for name in OF_TOOLS}
-        return ChildServer(
+        made = self._servers[child.name] = ChildServer(
             child.line,
             attrs.evolve(child.config, **own),
             tools=self._tools,
             memory=self.memory,
             observers=self._observers,
         )
+        return made
 
     @contextmanager
     def forwarded(self) -> Iterator[None]:
