@@ -54,7 +54,7 @@ class Launched:
     """
 
     pid: int
-    frames: trio.abc.Stream
+    frames: socket.socket
     log: trio.abc.ReceiveStream
     wait: Callable[[], Awaitable[int]]
     send_signal: Callable[[signal.Signals], None]
@@ -74,11 +74,44 @@ class Launcher(Protocol):
         """
 
 
+#: Bytes that are read from a socket at once.
+_CHUNK = 2**18
+
+
+async def receive(connection: socket.socket) -> bytes:
+    """Wait for bytes on a socket; none: the other side has gone.
+
+    `trio.SocketStream` would first try to read, and wait then, which costs more.
+    """
+    while True:
+        await trio.lowlevel.wait_readable(connection)
+        try:
+            return connection.recv(_CHUNK, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            continue
+        except ConnectionResetError:  # it has gone without reading all
+            return b""
+
+
+async def send(connection: socket.socket, data: bytes) -> bool:
+    """Send bytes on a socket that does not block. Returns False if the other side has gone."""
+    with memoryview(data) as view:
+        n_sent = 0
+        while n_sent < len(view):
+            try:
+                n_sent += connection.send(view[n_sent:])
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(connection)
+            except OSError:
+                return False
+    return True
+
+
 @attrs.frozen
 class _Ends:
     """Our ends of a process's socket and pipe, and its own as descriptors."""
 
-    frames: trio.SocketStream
+    frames: socket.socket
     log: trio.lowlevel.FdStream
     frames_end: int
     log_end: int
@@ -102,8 +135,8 @@ def _open_ends() -> Iterator[_Ends]:
         with ExitStack() as ours, ExitStack() as theirs:  # the process has its own copies
             one, other = socket.socketpair()
             frames_end = theirs.enter_context(other).fileno()
-            frames = trio.SocketStream(trio.socket.from_stdlib_socket(ours.enter_context(one)))
-            ours.callback(frames.socket.close)
+            frames = ours.enter_context(one)
+            frames.setblocking(False)
             descriptor, log_end = os.pipe()
             theirs.callback(os.close, log_end)
             log = trio.lowlevel.FdStream(descriptor)

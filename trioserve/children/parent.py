@@ -30,17 +30,21 @@ class ParentSocket:
         self._unsent = bytearray()
         self._is_waiting = False  # whether a thread sends the rest
 
-    def send(self, payload: bytes) -> None:
-        """Send a frame. Never waits: what a full socket does not take, a thread sends."""
+    def send(self, payload: bytes) -> bool:
+        """Send a frame. Never waits: what a full socket does not take, a thread sends.
+
+        Returns whether the socket has taken all.
+        """
         with self._lock:
             self._unsent += framed(payload)
             if self._is_waiting or self._has_sent():
-                return
+                return not self._unsent
             self._is_waiting = True
         try:
             threading.Thread(target=self._send_rest, name="trioserve-parent", daemon=True).start()
         except RuntimeError:  # no thread: the next call sends it
             self._is_waiting = False
+        return False
 
     def flush(self) -> bool:
         """Send what the socket takes of the rest; returns whether nothing is left."""

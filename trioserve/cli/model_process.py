@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
 from trioserve.children import reports
+from trioserve.children.launch import receive
 from trioserve.children.parent import ParentSocket
 from trioserve.cli.memory import keep_collecting, uncollected
 from trioserve.cli.progress import Reporter, fetch
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from trioserve.server.lifecycle.engine import Loader
 
 _log = get_logger("trioserve")
-
-#: Bytes that are read from the app at once.
-_CHUNK = 2**18
 
 #: Seconds for what was said last to reach the app, when the engine has failed.
 _FAREWELL = 3.0
@@ -54,18 +52,15 @@ async def _serve(config: Config, status: Reporter, parent: ParentSocket, load: L
     from trioserve.model_process.serving import ModelProcess, Outbox
     from trioserve.server.server import Server
 
-    async def send(payload: bytes) -> None:
-        parent.send(payload)
+    async def wait_sent() -> None:
         while not parent.flush():
             await trio.lowlevel.wait_writable(parent.connection)
 
-    async def receive() -> bytes:
-        await trio.lowlevel.wait_readable(parent.connection)
-        return parent.connection.recv(_CHUNK, socket.MSG_DONTWAIT)
-
     try:
         server = Server(await fetch(status, config), load=load)
-        process = ModelProcess(server, receive, Outbox(send))
+        process = ModelProcess(
+            server, partial(receive, parent.connection), Outbox(parent.send, wait_sent)
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_answer, process, nursery.cancel_scope)  # also while it loads
             async with server:

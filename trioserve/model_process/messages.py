@@ -219,6 +219,7 @@ class SentError(Struct, frozen=True):
         """Write an error."""
         known = (str, float, int, type(None))
         fields = {k: v for k, v in vars(error).items() if isinstance(v, known)}
+        fields["message"] = error.message.encode(errors="replace").decode()
         return cls(type(error).__name__, fields)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 import attrs
@@ -10,9 +10,9 @@ import msgspec
 import trio
 from trio_util import AsyncValue
 
-from trioserve.children.frames import FrameReader
+from trioserve.children.frames import MAX_FRAME, FrameReader
 from trioserve.concurrency import Bell, alongside
-from trioserve.errors import TrioServeError, raised_alone
+from trioserve.errors import PayloadTooLargeError, TrioServeError, raised_alone
 from trioserve.fair_limiter import offload
 from trioserve.log import get_logger
 from trioserve.model_process.calls import QUESTIONS
@@ -66,6 +66,7 @@ class _Forwarded:
     stream: Stream
     ended: trio.Event = attrs.field(factory=trio.Event)
     is_paused: bool = False  # its reader is slow
+    is_awaited: bool = False  # it is waited for, or there is something to send of it
     is_full: bool = False  # there is something to send of it
 
 
@@ -73,10 +74,17 @@ class Outbox:
     """Reads the mailboxes of all streams, and sends what is in them: a frame for each step.
 
     While the app does not read, it takes nothing: mailboxes fill, and their tasks are paused.
+
+    Args:
+        send: sends a frame; returns whether the socket has taken all of it.
+        wait_sent: waits until it has.
     """
 
-    def __init__(self, send: Callable[[bytes], Awaitable[None]]) -> None:
-        self._send = send
+    def __init__(
+        self, send: Callable[[bytes], bool], wait_sent: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._send, self._wait_sent = send, wait_sent
+        self._is_behind = False  # the socket is full
         self._said: list[Said] = []
         self._full: list[_Forwarded] = []
         self._streams: dict[int, _Forwarded] = {}
@@ -125,25 +133,37 @@ class Outbox:
         """Send, until cancelled."""
         while True:
             await self._bell.wait()
-            # All that the events of a step have woken runs before this does.
-            full, self._full = self._full, []
-            said, self._said = self._said, []
-            for each in full:
-                said += self._take(each)
-            if said:
-                await self._send(write(said))
+            self.flush()
+            if self._is_behind:
+                await self._wait_sent()
+                self._is_behind = False
+                for each in list(self._streams.values()):
+                    if not each.is_awaited:
+                        self._await(each)
+            if not (self._said or self._full):
+                self.is_idle.value = True
+
+    def flush(self) -> None:
+        """Send what there is, as after a step, unless the socket is full."""
+        if self._is_behind or not (self._said or self._full):
+            return
+        full, self._full = self._full, []
+        said, self._said = self._said, []
+        for each in full:
+            said += self._take(each)
+        for payload in _payloads(said):
+            self._is_behind = not self._send(payload)
+        if not self._is_behind:
             for each in full:
                 if not each.ended.is_set():
                     self._await(each)
-            if not (self._said or self._full):
-                self.is_idle.value = True
 
     def _ring(self) -> None:
         self.is_idle.value = False
         self._bell.ring()
 
     def _await(self, forwarded: _Forwarded) -> None:
-        forwarded.is_full = False
+        forwarded.is_awaited, forwarded.is_full = True, False
         forwarded.stream.mailbox.call_when_ready(partial(self._note, forwarded))
 
     def _note(self, forwarded: _Forwarded) -> None:
@@ -155,7 +175,7 @@ class Outbox:
             self._ring()
 
     def _take(self, forwarded: _Forwarded) -> list[Said]:
-        stream = forwarded.stream
+        stream, forwarded.is_awaited = forwarded.stream, False
         try:
             events = stream.take()
         except TrioServeError as error:
@@ -163,6 +183,17 @@ class Outbox:
         if isinstance(events[-1], Finished | Failed):
             forwarded.ended.set()
         return [*map(_said, events)]
+
+
+def _payloads(said: list[Said]) -> Iterator[bytes]:
+    """Write a frame, or several of a bounded size."""
+    payload = write(said)
+    if len(payload) <= MAX_FRAME or len(said) == 1:
+        yield payload
+        return
+    middle = len(said) // 2
+    yield from _payloads(said[:middle])
+    yield from _payloads(said[middle:])
 
 
 def _said(event: Event) -> Said:
@@ -193,6 +224,9 @@ class ModelProcess:
         if self.server.adapters.possible:
             said.append(Adapted(AdapterFacts.of(self.server.adapters)))
         return write(said)
+
+    def __attrs_post_init__(self) -> None:
+        self.server.resources.after_step = self.outbox.flush
 
     async def run(self) -> None:
         """Serve until the app has gone, or everything is drained."""
@@ -261,7 +295,11 @@ class RunningCall:
         return self._process.server
 
     def answer(self, value: object) -> None:
-        self._process.outbox.say(Answered(self._id, msgspec.Raw(write(value))))
+        written = write(value)
+        if len(written) > MAX_FRAME // 2:
+            n_bytes, most = len(written), MAX_FRAME // 2
+            raise PayloadTooLargeError(f"The answer has {n_bytes:,} bytes, more than {most:,}.")
+        self._process.outbox.say(Answered(self._id, msgspec.Raw(written)))
 
     async def forward(self, streams: Sequence[Stream], opening: ChatOpening | None = None) -> None:
         tasks = [(each.task_id, PromptFacts.of(each.prompt)) for each in streams]

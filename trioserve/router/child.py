@@ -7,10 +7,10 @@ import logging
 import math
 import re
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import trio
 
 from trioserve.children.child import how
 from trioserve.children.frames import FrameError, FrameReader, framed
-from trioserve.children.launch import Launched, Launcher
+from trioserve.children.launch import Launched, Launcher, receive, send
 from trioserve.children.lines import Lines
 from trioserve.children.reports import (
     BESIDE,
@@ -231,24 +231,21 @@ class Child(Instance):
 
     # -- what it says
 
-    async def _send_frames(self, stream: trio.abc.SendStream) -> None:
-        with suppress(trio.BrokenResourceError):  # it has ended without reading all
-            async for payload in self.line.outgoing:
-                await stream.send_all(framed(payload))
+    async def _send_frames(self, connection: socket.socket) -> None:
+        async for payload in self.line.outgoing:
+            if not await send(connection, framed(payload)):
+                return
 
-    async def _read_frames(
-        self, stream: trio.abc.ReceiveStream, told: Callable[[Report], None]
-    ) -> None:
+    async def _read_frames(self, connection: socket.socket, told: Callable[[Report], None]) -> None:
         frames = FrameReader()
-        with suppress(trio.BrokenResourceError):  # it has ended without reading all
-            async for data in stream:
-                self._spoke.set()
-                try:
-                    for payload in frames.feed(data):
-                        await self._take(read_said(payload), told)
-                except (FrameError, TrioServeError) as error:
-                    self.kill(f"Its socket is broken: {error}.")
-                    return
+        while data := await receive(connection):
+            self._spoke.set()
+            try:
+                for payload in frames.feed(data):
+                    await self._take(read_said(payload), told)
+            except (FrameError, TrioServeError) as error:
+                self.kill(f"Its socket is broken: {error}.")
+                return
 
     async def _take(self, said: Report | list[Said], told: Callable[[Report], None]) -> None:
         if not isinstance(said, list):

@@ -265,6 +265,8 @@ class Dispatcher:
         self._new_time = Bell()
         self._calls = Gate()  # calls that wait for the inference thread
         self._settling = _Settling(self._engine)
+        #: Called when the events of a step are in the mailboxes.
+        self.after_step: Callable[[], object] = lambda: None
         self.queued = QueueLoad()
         #: Queue loads by client; empty ones are removed.
         self._queued_of: defaultdict[str, QueueLoad] = defaultdict(QueueLoad)
@@ -372,6 +374,7 @@ class Dispatcher:
             while True:
                 await self._bridge.wait()
                 self._dispatch(self._engine.take())
+                self.after_step()
                 if self._engine.failure is not None:
                     self._report(self._engine.failure)
         finally:

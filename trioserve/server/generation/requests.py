@@ -75,6 +75,8 @@ class ServerResources:
                 config.rate_limit_requests, config.rate_limit_tokens, keys=self.keys
             )
         self.task_ids = itertools.count(1)
+        #: Called when the events of a step are in the mailboxes.
+        self.after_step: Callable[[], object] = lambda: None
 
     def weight_of(self, client: str) -> float:
         """The weight of a client in fair queueing; 1 is one turn per round."""
