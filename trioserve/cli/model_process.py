@@ -132,5 +132,5 @@ async def _until_failure(process: ModelProcess) -> None:
     if process.server.config.on_engine_failure == "stay":
         await trio.sleep_forever()
     with trio.move_on_after(_FAREWELL):
-        await process.outbox.is_idle.wait_value(True)
+        await process.outbox.until_empty()
     raise failure

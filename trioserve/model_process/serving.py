@@ -8,7 +8,6 @@ from functools import partial
 import attrs
 import msgspec
 import trio
-from trio_util import AsyncValue
 
 from trioserve.children.frames import MAX_FRAME, FrameReader
 from trioserve.concurrency import Bell, alongside
@@ -88,9 +87,8 @@ class Outbox:
         self._said: list[Said] = []
         self._full: list[_Forwarded] = []
         self._streams: dict[int, _Forwarded] = {}
-        self._bell = Bell()
-        #: Whether there is nothing to send.
-        self.is_idle = AsyncValue(True)
+        self._bell, self._emptied = Bell(), Bell()
+        self._in_step = False  # what there is to send goes at the end of the step
 
     def say(self, message: Said) -> None:
         """Say something with the next frame."""
@@ -140,11 +138,23 @@ class Outbox:
                 for each in list(self._streams.values()):
                     if not each.is_awaited:
                         self._await(each)
-            if not (self._said or self._full):
-                self.is_idle.value = True
+
+    def step(self, deliver: Callable[[], None]) -> None:
+        """Send what the events of a step are, once they are in the mailboxes."""
+        self._in_step = True
+        try:
+            deliver()
+        finally:
+            self._in_step = False
+            self.flush()
+
+    async def until_empty(self) -> None:
+        """Wait until all has been sent."""
+        while self._said or self._full or self._is_behind:
+            await self._emptied.wait()
 
     def flush(self) -> None:
-        """Send what there is, as after a step, unless the socket is full."""
+        """Send what there is, unless the socket is full."""
         if self._is_behind or not (self._said or self._full):
             return
         full, self._full = self._full, []
@@ -157,10 +167,11 @@ class Outbox:
             for each in full:
                 if not each.ended.is_set():
                     self._await(each)
+            self._emptied.ring()
 
     def _ring(self) -> None:
-        self.is_idle.value = False
-        self._bell.ring()
+        if not self._in_step:
+            self._bell.ring()
 
     def _await(self, forwarded: _Forwarded) -> None:
         forwarded.is_awaited, forwarded.is_full = True, False
@@ -226,7 +237,7 @@ class ModelProcess:
         return write(said)
 
     def __attrs_post_init__(self) -> None:
-        self.server.resources.after_step = self.outbox.flush
+        self.server.resources.step = self.outbox.step
 
     async def run(self) -> None:
         """Serve until the app has gone, or everything is drained."""
@@ -245,7 +256,7 @@ class ModelProcess:
 
     async def finish(self) -> None:
         """Wait until all has been said, and end."""
-        await self.outbox.is_idle.wait_value(True)
+        await self.outbox.until_empty()
         self._scope.cancel()
 
     def _do(self, message: FromApp, nursery: trio.Nursery) -> None:

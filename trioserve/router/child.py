@@ -38,7 +38,7 @@ from trioserve.errors import ModelLoadError, ModelProcessError, TrioServeError
 from trioserve.log import get_logger
 from trioserve.model_process import calls
 from trioserve.model_process.connection import Connection, Line, ask
-from trioserve.model_process.messages import Introduced, Said, read_said
+from trioserve.model_process.messages import Introduced, read_said
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.schedule import Instance
 from trioserve.router.states import ModelState
@@ -242,23 +242,24 @@ class Child(Instance):
             self._spoke.set()
             try:
                 for payload in frames.feed(data):
-                    await self._take(read_said(payload), told)
+                    said = read_said(payload)
+                    if not isinstance(said, list):
+                        self._take(said, told)
+                        continue
+                    if said and isinstance(first := said[0], Introduced):
+                        await trio.to_thread.run_sync(self._introduce, first)
+                    self.line.take(said)
             except (FrameError, TrioServeError) as error:
                 self.kill(f"Its socket is broken: {error}.")
                 return
 
-    async def _take(self, said: Report | list[Said], told: Callable[[Report], None]) -> None:
-        if not isinstance(said, list):
-            match said:
-                case Failed(message):
-                    self.message = message
-                case Ready() | Sleeping():
-                    self.line.known.sleeping = isinstance(said, Sleeping)
-            told(said)
-            return
-        if isinstance(first := said[0], Introduced):
-            await trio.to_thread.run_sync(self._introduce, first)
-        self.line.take(said)
+    def _take(self, report: Report, told: Callable[[Report], None]) -> None:
+        match report:
+            case Failed(message):
+                self.message = message
+            case Ready() | Sleeping():
+                self.line.known.sleeping = isinstance(report, Sleeping)
+        told(report)
 
     def _introduce(self, introduced: Introduced) -> None:
         """Learn what the model is. It is slow."""

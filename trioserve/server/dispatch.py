@@ -14,6 +14,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol, TypeVar
 
 import attrs
@@ -265,8 +266,8 @@ class Dispatcher:
         self._new_time = Bell()
         self._calls = Gate()  # calls that wait for the inference thread
         self._settling = _Settling(self._engine)
-        #: Called when the events of a step are in the mailboxes.
-        self.after_step: Callable[[], object] = lambda: None
+        #: Calls what puts the events of a step into the mailboxes.
+        self.step: Callable[[Callable[[], None]], None] = lambda deliver: deliver()
         self.queued = QueueLoad()
         #: Queue loads by client; empty ones are removed.
         self._queued_of: defaultdict[str, QueueLoad] = defaultdict(QueueLoad)
@@ -373,8 +374,7 @@ class Dispatcher:
         try:
             while True:
                 await self._bridge.wait()
-                self._dispatch(self._engine.take())
-                self.after_step()
+                self.step(partial(self._dispatch, self._engine.take()))
                 if self._engine.failure is not None:
                     self._report(self._engine.failure)
         finally:

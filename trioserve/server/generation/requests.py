@@ -75,8 +75,8 @@ class ServerResources:
                 config.rate_limit_requests, config.rate_limit_tokens, keys=self.keys
             )
         self.task_ids = itertools.count(1)
-        #: Called when the events of a step are in the mailboxes.
-        self.after_step: Callable[[], object] = lambda: None
+        #: Calls what puts the events of a step into the mailboxes.
+        self.step: Callable[[Callable[[], None]], None] = lambda deliver: deliver()
 
     def weight_of(self, client: str) -> float:
         """The weight of a client in fair queueing; 1 is one turn per round."""

@@ -48,7 +48,7 @@ class EngineServices:
     def __attrs_post_init__(self) -> None:
         resources, model, loop, dispatcher = self._resources, self.model, self.loop, self.dispatcher
         config = resources.config
-        dispatcher.after_step = resources.after_step
+        dispatcher.step = resources.step
         self.admission = Admission(config, resources.keys, dispatcher, model.n_slots)
         self.health = Health(loop, dispatcher, self.admission, config.watchdog_timeout)
         self.requests = Requests(resources, loop, dispatcher, self.admission)
