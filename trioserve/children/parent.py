@@ -46,6 +46,11 @@ class ParentSocket:
             self._is_waiting = False
         return False
 
+    def add(self, payload: bytes) -> None:
+        """Send a frame with the next one, or when `flush` is called."""
+        with self._lock:
+            self._unsent += framed(payload)
+
     def flush(self) -> bool:
         """Send what the socket takes of the rest; returns whether nothing is left."""
         with self._lock:

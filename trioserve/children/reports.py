@@ -5,8 +5,8 @@ The process may be in a stranger's hands: what it sends is checked by these type
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -92,6 +92,25 @@ class Failed(_Report, frozen=True):
         return cls(message[:_MAX_MESSAGE])
 
 
+class Logged(_Report, frozen=True):
+    """A line of the log, by its fields."""
+
+    fields: dict[str, str | int | float | bool | None]
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Logged:
+        """Make a line. What is no text or number is written as Python shows it."""
+        return cls({str(name): _plain(value) for name, value in fields.items()})
+
+
+def _plain(value: object) -> str | int | float | bool | None:
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+    if isinstance(value, int):
+        return value if abs(value) < 2**63 else str(value)
+    return value if isinstance(value, float | None) else _plain(repr(value))
+
+
 class Estimated(_Report, frozen=True):
     """Bytes that a model would need: in RAM, or on all devices together, and on each GPU.
 
@@ -103,7 +122,9 @@ class Estimated(_Report, frozen=True):
     free_gpus: tuple[_Count, ...] = ()
 
 
-Report: TypeAlias = Downloading | Loading | Ready | Sleeping | Draining | Usage | Failed | Estimated
+Report: TypeAlias = (
+    Downloading | Loading | Ready | Sleeping | Draining | Usage | Logged | Failed | Estimated
+)
 
 _decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 

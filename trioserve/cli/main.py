@@ -22,7 +22,7 @@ from trioserve.children.reports import BESIDE, ESTIMATE, MODEL, Estimated, Faile
 from trioserve.cli import commands, forking, help as texts
 from trioserve.cli.commands import cache
 from trioserve.cli.memory import limit_arenas
-from trioserve.cli.model_process import serve_parent
+from trioserve.cli.model_process import LogSender, serve_parent
 from trioserve.cli.printable import printable
 from trioserve.cli.progress import Reporter, fetch, take_reporter
 from trioserve.cli.secrets import hide_secrets
@@ -151,7 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parsed.config
         if status.is_watched:
             config = attrs.evolve(config, log_format="json")  # a program reads it
-        logs.configure(config)
+        log = None if status.parent is None else LogSender(status.parent)
+        logs.configure(config, take=log.take if log is not None and answers_calls else None)
         catalog = None
         if not answers_calls:
             catalog = catalog_of(config, words, os.environ, watched=status.is_watched)
@@ -165,8 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in parsed.notes:
         _log.warning(note)
     try:
-        if answers_calls and status.parent is not None:
-            return serve_parent(config, status, status.parent)
+        if answers_calls and status.parent is not None and log is not None:
+            return serve_parent(config, status, status.parent, log)
         return serve(config, status, catalog, zygote)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import MutableMapping
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import trio
 
 from trioserve.children import reports
@@ -20,7 +22,7 @@ from trioserve.errors import TrioServeError, raised_alone
 from trioserve.log import get_logger
 
 if TYPE_CHECKING:
-    from trioserve.model_process.serving import ModelProcess
+    from trioserve.model_process.serving import ModelProcess, Outbox
     from trioserve.server.lifecycle.engine import Loader
 
 _log = get_logger("trioserve")
@@ -29,7 +31,24 @@ _log = get_logger("trioserve")
 _FAREWELL = 3.0
 
 
-def serve_parent(config: Config, status: Reporter, parent: ParentSocket) -> int:
+class LogSender:
+    """Sends the lines of the log to the app. Those of the event loop go with the next frame."""
+
+    def __init__(self, parent: ParentSocket) -> None:
+        self._parent = parent
+        #: While calls are answered.
+        self.outbox: Outbox | None = None
+
+    def take(self, fields: MutableMapping[str, Any]) -> None:
+        """Send a line."""
+        line, is_quiet = reports.Logged.of(fields), fields.get("level") in ("debug", "info")
+        if is_quiet and self.outbox is not None and trio.lowlevel.in_trio_run():
+            self.outbox.report(line)
+        else:
+            self._parent.send(msgspec.msgpack.encode(line))
+
+
+def serve_parent(config: Config, status: Reporter, parent: ParentSocket, log: LogSender) -> int:
     """Serve the app until it has the process end. Blocks; returns the exit code."""
     from trioserve.cli.serving import begin_load, check_models
 
@@ -45,10 +64,14 @@ def serve_parent(config: Config, status: Reporter, parent: ParentSocket) -> int:
         with uncollected():
             load = begin_load(config, status, closing)
             import trioserve.model_process.serving  # noqa: F401 - while the model loads
-        return trio.run(_serve, config, status, parent, load)
+        code = trio.run(_serve, config, status, parent, load, log)
+        parent.flush()
+        return code
 
 
-async def _serve(config: Config, status: Reporter, parent: ParentSocket, load: Loader) -> int:
+async def _serve(
+    config: Config, status: Reporter, parent: ParentSocket, load: Loader, log: LogSender
+) -> int:
     from trioserve.model_process.serving import ModelProcess, Outbox
     from trioserve.server.server import Server
 
@@ -58,9 +81,8 @@ async def _serve(config: Config, status: Reporter, parent: ParentSocket, load: L
 
     try:
         server = Server(await fetch(status, config), load=load)
-        process = ModelProcess(
-            server, partial(receive, parent.connection), Outbox(parent.send, wait_sent)
-        )
+        log.outbox = outbox = Outbox(parent, wait_sent)
+        process = ModelProcess(server, partial(receive, parent.connection), outbox)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_answer, process, nursery.cancel_scope)  # also while it loads
             async with server:

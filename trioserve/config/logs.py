@@ -12,6 +12,7 @@ import logging
 import select
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import structlog
@@ -114,9 +115,14 @@ class Sink:
             self.n_lost = 0
 
 
-def configure(config: Config, stream: TextIO | None = None) -> None:
+def configure(
+    config: Config,
+    stream: TextIO | None = None,
+    take: Callable[[EventDict], object] | None = None,
+) -> None:
     """Write log lines to `stream` (standard error) in the form and from the level of `config`.
 
+    With `take`, lines of ours go there as fields, and `stream` gets only what libraries write.
     Calling it again replaces the setup, except for loggers that were used before: structlog caches
     them, which makes filtered lines cheap.
 
@@ -144,10 +150,12 @@ def configure(config: Config, stream: TextIO | None = None) -> None:
     renderers = [console] if pretty else _JSON
     if file is not None:
         renderers = [_copied_to(Sink(file, "the log file")), *renderers]
+    ours = renderers if take is None else [structlog.processors.format_exc_info, _as_fields]
+    write = _written_to(sink) if take is None else take
     structlog.configure(
-        processors=[*shared, *renderers],
+        processors=[*shared, *ours],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=lambda *names: _Line(sink, names[0] if names else "trioserve"),
+        logger_factory=lambda *names: _Line(write, names[0] if names else "trioserve"),
         cache_logger_on_first_use=True,
     )
     _route_logging(sink, level, shared, renderers)
@@ -191,18 +199,22 @@ _JSON: list[Processor] = [
 ]
 
 
+def _as_fields(_logger: Any, _method: str, event: EventDict) -> tuple[Any, dict[str, Any]]:
+    """Give a line as its fields, in place of text."""
+    return (event,), {}
+
+
+def _written_to(sink: Sink) -> Callable[[str], None]:
+    return lambda message: sink.write(f"{message}\n")
+
+
 class _Line:
     """Writes lines, and has the name that `add_logger_name` reads."""
 
-    def __init__(self, sink: Sink, name: str) -> None:
-        self._sink = sink
+    def __init__(self, write: Callable[[Any], object], name: str) -> None:
         self.name = name
-
-    def msg(self, message: str) -> None:
-        """Write a line."""
-        self._sink.write(f"{message}\n")
-
-    debug = info = warning = error = critical = exception = msg
+        self.debug = self.info = self.warning = self.error = write
+        self.critical = self.exception = self.msg = write
 
 
 #: Libraries that log each request at the level of info, with the sessions of MCP servers.

@@ -10,6 +10,8 @@ import msgspec
 import trio
 
 from trioserve.children.frames import MAX_FRAME, FrameReader
+from trioserve.children.parent import ParentSocket
+from trioserve.children.reports import Report
 from trioserve.concurrency import Bell, alongside
 from trioserve.errors import PayloadTooLargeError, TrioServeError, raised_alone
 from trioserve.fair_limiter import offload
@@ -75,20 +77,23 @@ class Outbox:
     While the app does not read, it takes nothing: mailboxes fill, and their tasks are paused.
 
     Args:
-        send: sends a frame; returns whether the socket has taken all of it.
-        wait_sent: waits until it has.
+        parent: the socket.
+        wait_sent: waits until it has taken all.
     """
 
-    def __init__(
-        self, send: Callable[[bytes], bool], wait_sent: Callable[[], Awaitable[None]]
-    ) -> None:
-        self._send, self._wait_sent = send, wait_sent
+    def __init__(self, parent: ParentSocket, wait_sent: Callable[[], Awaitable[None]]) -> None:
+        self._parent, self._wait_sent = parent, wait_sent
         self._is_behind = False  # the socket is full
         self._said: list[Said] = []
         self._full: list[_Forwarded] = []
         self._streams: dict[int, _Forwarded] = {}
         self._bell, self._emptied = Bell(), Bell()
         self._in_step = False  # what there is to send goes at the end of the step
+
+    def report(self, report: Report) -> None:
+        """Send a report with the next frame."""
+        self._parent.add(msgspec.msgpack.encode(report))
+        self._ring()
 
     def say(self, message: Said) -> None:
         """Say something with the next frame."""
@@ -155,14 +160,17 @@ class Outbox:
 
     def flush(self) -> None:
         """Send what there is, unless the socket is full."""
-        if self._is_behind or not (self._said or self._full):
+        if self._is_behind:
+            return
+        if not (self._said or self._full):
+            self._is_behind = not self._parent.flush()
             return
         full, self._full = self._full, []
         said, self._said = self._said, []
         for each in full:
             said += self._take(each)
         for payload in _payloads(said):
-            self._is_behind = not self._send(payload)
+            self._is_behind = not self._parent.send(payload)
         if not self._is_behind:
             for each in full:
                 if not each.ended.is_set():

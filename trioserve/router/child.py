@@ -26,6 +26,7 @@ from trioserve.children.reports import (
     ESTIMATE,
     Estimated,
     Failed,
+    Logged,
     Ready,
     Report,
     Sleeping,
@@ -257,6 +258,8 @@ class Child(Instance):
         match report:
             case Failed(message):
                 self.message = message
+            case Logged(fields):
+                self._log(fields)
             case Ready() | Sleeping():
                 self.line.known.sleeping = isinstance(report, Sleeping)
         told(report)
@@ -277,16 +280,17 @@ class Child(Instance):
         """Write a line of its log to ours, and keep it. Empty ones are left out."""
         if not line.strip():
             return
-        fields = _fields_of(line.decode(errors="replace"))
+        self._log(_fields_of(line.decode(errors="replace")))
+
+    def _log(self, fields: Mapping[str, Any]) -> None:
         level = logging.getLevelNamesMapping().get(str(fields.get("level")).upper(), logging.INFO)
         if (level >= logging.ERROR or "level" not in fields) and not _ABORT.match(self._complaint):
-            self._complaint = str(fields["event"])
+            self._complaint = str(fields.get("event"))
+        event = str(fields.get("event"))
         rest = {name: value for name, value in fields.items() if name not in _OF_EACH_LINE}
-        self.lines.append(
-            " ".join([str(fields["event"]), *(f"{name}={value}" for name, value in rest.items())])
-        )
-        logger = get_logger(fields.get("logger", "trioserve.child"))
-        logger.log(level, fields["event"], **rest | {"model": self.name})
+        self.lines.append(" ".join([event, *(f"{name}={value}" for name, value in rest.items())]))
+        logger = get_logger(str(fields.get("logger", "trioserve.child")))
+        logger.log(level, event, **rest | {"model": self.name})
 
     # -- whether it lives
 
