@@ -253,11 +253,11 @@ async def test_an_adapter_is_loaded_again_when_the_model_wakes(folder: Path) -> 
 
     (folder / "parrot.gguf").touch()
     async with Server(Config(lora_dir=str(folder)), load=load) as server:
-        await server.adapters.load("pirate", "pirate.gguf")
-        await server.adapters.load("parrot", "parrot.gguf")
+        await server.load_adapter("pirate", "pirate.gguf")
+        await server.load_adapter("parrot", "parrot.gguf")
         server.adapters.scales.set({1: 0.5})
-        await server.adapters.unload("pirate")
-        await server.adapters.load("pirate", "pirate.gguf")
+        await server.unload_adapter("pirate")
+        await server.load_adapter("pirate", "pirate.gguf")
         await server.sleep()
         assert list(server.adapters.paths) == ["parrot", "pirate"]
         assert server.adapters.named("pirate") == "pirate"

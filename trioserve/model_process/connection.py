@@ -15,7 +15,6 @@ from trioserve.children.frames import FrameError
 from trioserve.concurrency import Feed
 from trioserve.errors import ModelProcessError, TrioServeError
 from trioserve.fair_limiter import offload
-from trioserve.model_process.calls import QUESTIONS, Running
 from trioserve.model_process.messages import (
     Adapted,
     AdapterFacts,
@@ -39,6 +38,7 @@ from trioserve.model_process.messages import (
     read_value,
     write,
 )
+from trioserve.model_process.questions import question_of
 from trioserve.server.dispatch import UNREAD_BYTES, Mailbox
 from trioserve.server.model import LoadedModel
 from trioserve.server.stream import Source
@@ -115,12 +115,9 @@ class Line(Protocol):
         """What is known of the model."""
 
     def open(
-        self,
-        work: Callable[Concatenate[Running, _P], Awaitable[object]],
-        *args: _P.args,
-        **kwargs: _P.kwargs,
+        self, method: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> AbstractAsyncContextManager[OpenCall]:
-        """Call a function of `trioserve.model_process.calls`; the call ends with the block.
+        """Call a method of `ModelServer` in the process; the call ends with the block.
 
         Raises:
             TrioServeError: the call has failed.
@@ -130,13 +127,13 @@ class Line(Protocol):
 
 async def ask(
     line: Line,
-    work: Callable[Concatenate[Running, _P], Awaitable[_T]],
+    method: Callable[Concatenate[Any, _P], Awaitable[_T]],
     *args: _P.args,
     **kwargs: _P.kwargs,
 ) -> _T:
-    """Call a function, and return its answer. Raises as `Line.open`."""
-    async with line.open(work, *args, **kwargs) as call:
-        return cast(_T, call.value)
+    """Call a method, and return its result. Raises as `Line.open`."""
+    async with line.open(method, *args, **kwargs) as call:
+        return cast(_T, question_of(method).read_answer(call.value))
 
 
 #: Bytes of the files and texts of a call above which it is written in a thread.
@@ -174,20 +171,15 @@ class Connection:
 
     @asynccontextmanager
     async def open(
-        self,
-        work: Callable[Concatenate[Running, _P], Awaitable[object]],
-        *args: _P.args,
-        **kwargs: _P.kwargs,
+        self, method: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> AsyncIterator[OpenCall]:
         """See `Line.open`."""
-        assert not kwargs
-        name, id_ = work.__name__, next(self._ids)
-        question = QUESTIONS[name]
-        message = Call(id_, name, cast(Any, question.fields(*args)))
-        payload = await offload(lambda: write(message), _size(args), _LONG)
+        question, id_ = question_of(method), next(self._ids)
+        message = Call(id_, question.name, cast(Any, question.ask(*args, **kwargs)))
+        payload = await offload(lambda: write(message), _size((args, kwargs)), _LONG)
         if self._error is not None:
             raise self._error.again()
-        call = self._calls[id_] = OpenCall(self, gives=question.gives)
+        call = self._calls[id_] = OpenCall(self, gives=question.answer)
         self.outgoing.put(payload)
         has_ended = False
         try:

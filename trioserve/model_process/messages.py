@@ -27,6 +27,7 @@ from trioserve.server.adapters import AdapterNames
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.text import ChatOpening
 from trioserve.server.model import LoadedModel, VocabFacts, template_of
+from trioserve.server.prompts.infill import File, Gap
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt
 from trioserve.types import (
@@ -102,6 +103,35 @@ def prompt_in(sent: SentPrompt) -> AnyPrompt:
     return sent
 
 
+def sent_prompts(prompts: str | Sequence[AnyPrompt]) -> str | list[SentPrompt]:
+    """Write prompts; a text is one."""
+    return prompts if isinstance(prompts, str) else [*map(sent_prompt, prompts)]
+
+
+def prompts_in(sent: str | list[SentPrompt]) -> Any:
+    """Read prompts."""
+    return sent if isinstance(sent, str) else [*map(prompt_in, sent)]
+
+
+class GapFacts(Struct, frozen=True):
+    """A `Gap`."""
+
+    prefix: SentPrompt
+    suffix: SentPrompt
+    extra: tuple[File, ...]
+    beginning: str
+
+    @classmethod
+    def of(cls, gap: Gap) -> GapFacts:
+        """Write a gap."""
+        return cls(sent_prompt(gap.prefix), sent_prompt(gap.suffix), gap.extra, gap.beginning)
+
+    @property
+    def gap(self) -> Gap:
+        """The same as a gap."""
+        return Gap(**msgspec.structs.asdict(self))
+
+
 def sent_context(context: RequestContext) -> RequestContext:
     """Write a context: its times are seconds from now, as the clocks of processes differ."""
     now = trio.current_time()
@@ -131,7 +161,7 @@ def messages_in(sent: Sequence[dict[str, Any]]) -> Messages:
 
 
 class Call(Struct, tag=True, frozen=True):
-    """Call one of `trioserve.model_process.calls`; the number is for what is said of it."""
+    """Call a method of `ModelServer`; the number is for what is said of it."""
 
     id: int
     name: str
@@ -263,7 +293,7 @@ class Heard(_Said, frozen=True, tag=8):
     event: Raw
 
 
-class PromptFacts(Struct, frozen=True, array_like=True):
+class PromptFacts(Struct, frozen=True):
     """A prompt, without what its media show."""
 
     tokens: bytes

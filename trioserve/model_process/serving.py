@@ -16,7 +16,6 @@ from trioserve.concurrency import Bell, alongside
 from trioserve.errors import PayloadTooLargeError, TrioServeError, raised_alone
 from trioserve.fair_limiter import offload
 from trioserve.log import get_logger
-from trioserve.model_process.calls import QUESTIONS
 from trioserve.model_process.messages import (
     Adapted,
     AdapterFacts,
@@ -44,10 +43,15 @@ from trioserve.model_process.messages import (
     read_order,
     write,
 )
+from trioserve.model_process.questions import question_named
 from trioserve.server.generation.text import ChatOpening
 from trioserve.server.server import Server
 from trioserve.server.stream import Stream
-from trioserve.server.transcription.transcript import TranscriptEvent
+from trioserve.server.transcription.transcript import (
+    Summary,
+    TranscriptEvent,
+    TranscriptStream,
+)
 from trioserve.types import Chunk, Event, Failed, Finished, Progress
 
 _log = get_logger("trioserve.child")
@@ -284,14 +288,15 @@ class ModelProcess:
                 self.outbox.resume(id)
 
     async def _answer(self, call: Call, scope: trio.CancelScope) -> None:
-        running = RunningCall(self, call.id)
         try:
             with scope:
-                question = QUESTIONS[call.name]
-                fields = msgspec.msgpack.decode(call.fields, type=question.fields)
-                value = await question.work(running, *msgspec.structs.astuple(fields))
-                if not question.lasts:
-                    running.answer(value)
+                question = question_named(call.name)
+                result = getattr(self.server, call.name)(**question.read(call.fields))
+                if question.lasts:
+                    async with result as opened:
+                        await self._go_on(call.id, opened)
+                else:
+                    self._tell(call.id, question.write_answer(await result))
         except Exception as group:
             error = raised_alone(group)
             if not isinstance(error, TrioServeError):
@@ -301,40 +306,41 @@ class ModelProcess:
         finally:
             del self._calls[call.id]
 
-
-@attrs.frozen
-class RunningCall:
-    """See `trioserve.model_process.calls.Running`."""
-
-    _process: ModelProcess
-    _id: int
-
-    @property
-    def server(self) -> Server:
-        return self._process.server
-
-    def answer(self, value: object) -> None:
+    def _tell(self, id_: int, value: object) -> None:
+        """Answer a call."""
         written = write(value)
         if len(written) > MAX_FRAME // 2:
             n_bytes, most = len(written), MAX_FRAME // 2
             raise PayloadTooLargeError(f"The answer has {n_bytes:,} bytes, more than {most:,}.")
-        self._process.outbox.say(Answered(self._id, msgspec.Raw(written)))
+        self.outbox.say(Answered(id_, msgspec.Raw(written)))
 
-    async def forward(self, streams: Sequence[Stream], opening: ChatOpening | None = None) -> None:
+    async def _go_on(self, id_: int, opened: object) -> None:
+        """Answer with what a call has opened, and send its events until it has ended."""
+        match opened:
+            case TranscriptStream():
+                self._tell(id_, opened.duration)
+                event: TranscriptEvent | None = None
+                while not isinstance(event, Summary):
+                    event = await anext(opened)
+                    heard = Heard(id_, type(event).__name__, msgspec.Raw(write(event)))
+                    self.outbox.say(heard)
+            case ChatOpening() as opening, list(streams):
+                await self._forward(id_, streams, opening)
+            case list(streams):
+                await self._forward(id_, streams)
+            case _:  # the model is kept in memory
+                self._tell(id_, None)
+                await trio.sleep_forever()
+
+    async def _forward(
+        self, id_: int, streams: Sequence[Stream], opening: ChatOpening | None = None
+    ) -> None:
         tasks = [(each.task_id, PromptFacts.of(each.prompt)) for each in streams]
-        self.answer(Opened(tasks, opening))
-        outbox = self._process.outbox
-        forwarded = [outbox.add(each) for each in streams]
+        self._tell(id_, Opened(tasks, opening))
+        forwarded = [self.outbox.add(each) for each in streams]
         try:
             for each in forwarded:
                 await each.ended.wait()
         finally:
             for each in forwarded:
-                outbox.remove(each)
-
-    def tell(self, event: TranscriptEvent) -> None:
-        heard = Heard(self._id, type(event).__name__, msgspec.Raw(write(event)))
-        self._process.outbox.say(heard)
-
-    def adapters_changed(self) -> None:
-        self._process.outbox.say(Adapted(AdapterFacts.of(self.server.adapters)))
+                self.outbox.remove(each)

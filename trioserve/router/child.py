@@ -37,12 +37,12 @@ from trioserve.config.parse import parse
 from trioserve.config.readers import unicode_name
 from trioserve.errors import ModelLoadError, ModelProcessError, TrioServeError
 from trioserve.log import get_logger
-from trioserve.model_process import calls
 from trioserve.model_process.connection import Connection, Line, ask
 from trioserve.model_process.messages import Introduced, read_said
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.schedule import Instance
 from trioserve.router.states import ModelState
+from trioserve.server.model_server import ModelServer
 
 _log = get_logger("trioserve.router")
 
@@ -68,7 +68,7 @@ async def ask_live(line: Line) -> None:
         ModelProcessError: it has ended.
         UnavailableError: its engine is stuck.
     """
-    await ask(line, calls.is_live)
+    await ask(line, ModelServer.check_live)
 
 
 @attrs.frozen(kw_only=True)

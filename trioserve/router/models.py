@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec
+from typing import Any
 
 import attrs
 import trio
@@ -14,7 +14,6 @@ import trio
 from trioserve.concurrency import EnteredOnce
 from trioserve.config import Config
 from trioserve.config.parse import parse
-from trioserve.model_process.calls import Running
 from trioserve.model_process.connection import Known, OpenCall
 from trioserve.model_process.server import ChildServer
 from trioserve.models.catalog import Catalog, ModelEntry
@@ -22,8 +21,6 @@ from trioserve.router.fleet import Fleet
 from trioserve.router.states import QueueStatus
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.tools.registry import ToolRegistry
-
-_P = ParamSpec("_P")
 
 
 @attrs.frozen
@@ -47,15 +44,12 @@ class PlacedLine:
 
     @asynccontextmanager
     async def open(
-        self,
-        work: Callable[Concatenate[Running, _P], Awaitable[object]],
-        *args: _P.args,
-        **kwargs: _P.kwargs,
+        self, method: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> AsyncIterator[OpenCall]:
         """See `Line.open`. Raises as `Fleet.use`, too."""
         async with (
             self.fleet.use(self.entry, on_wait=self.on_wait) as child,
-            child.line.open(work, *args, **kwargs) as call,
+            child.line.open(method, *args, **kwargs) as call,
         ):
             self.on_wait(None)
             yield call

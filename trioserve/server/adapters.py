@@ -24,7 +24,7 @@ from trioserve.errors import (
     UnknownModelError,
 )
 from trioserve.log import get_logger
-from trioserve.server.context import ANYONE, RequestContext
+from trioserve.server.context import RequestContext
 from trioserve.server.model import LoadedModel
 from trioserve.types import AdapterInfo, Adapters
 
@@ -216,35 +216,6 @@ class AdapterNames(ABC):
         """
         return ((self.scales.id_of(name), self._scales.get(name) or 1.0),)
 
-    @abstractmethod
-    async def set(self, scales: Mapping[int, float]) -> None:
-        """Change the default scales; see `AdapterScales.set`. Raises as `scales`, too."""
-
-    @abstractmethod
-    async def load(self, name: str, path: str, *, context: RequestContext = ANYONE) -> None:
-        """Load an adapter from a file in the folder. Requests that run are not affected.
-
-        The model and the adapter are first loaded in another process if the file is new. When
-        cancelled, the adapter is loaded or not, as a whole.
-
-        Raises:
-            InvalidRequestError: the name is taken, the file is not in the folder, or it cannot be
-                used; `param` names the field.
-            NotSupportedError: the server was started without a folder, or the model generates no
-                text.
-        """
-
-    @abstractmethod
-    async def unload(self, name: str, *, context: RequestContext = ANYONE) -> None:
-        """Free an adapter that no request uses.
-
-        Raises:
-            UnknownModelError: there is no adapter of the name.
-            InvalidRequestError: it was loaded with the model.
-            AdapterInUseError: a request runs or waits with it.
-            NotSupportedError: as `load`.
-        """
-
 
 class LoadedAdapters(AdapterNames):
     """The adapters of a model in this process.
@@ -262,10 +233,6 @@ class LoadedAdapters(AdapterNames):
         """See `AdapterNames`."""
         return self._lifecycle.services.adapters
 
-    async def set(self, scales: Mapping[int, float]) -> None:
-        """See `AdapterNames`."""
-        self.scales.set(scales)
-
     def _folder(self) -> str:
         """The folder of files to load. Raises NotSupportedError without `--lora-dir`."""
         if self._config.lora_dir is None:
@@ -274,8 +241,8 @@ class LoadedAdapters(AdapterNames):
             )
         return self._config.lora_dir
 
-    async def load(self, name: str, path: str, *, context: RequestContext = ANYONE) -> None:
-        """See `AdapterNames`."""
+    async def load(self, name: str, path: str, context: RequestContext) -> None:
+        """See `ModelServer.load_adapter`."""
         folder = self._folder()
         async with self._changing(context) as services:
             if not _NAME.fullmatch(name):
@@ -313,8 +280,8 @@ class LoadedAdapters(AdapterNames):
             services.adapters.add(name, id_, table.infos[id_])
         _log.info("adapter loaded", name=name, path=str(path))
 
-    async def unload(self, name: str, *, context: RequestContext = ANYONE) -> None:
-        """See `AdapterNames`."""
+    async def unload(self, name: str, context: RequestContext) -> None:
+        """See `ModelServer.unload_adapter`."""
         self._folder()
         async with self._changing(context) as services:
             table = _table(services)

@@ -536,6 +536,53 @@ class ModelServer(ABC):
         counters continue after it wakes. Raises ServerClosingError when the server is closed.
         """
 
+    @abstractmethod
+    async def check_live(self) -> None:
+        """Check that the engine works, if the model is loaded. Raises UnavailableError."""
+
+    @abstractmethod
+    async def idle_seconds(self) -> float:
+        """How long the model stays in memory if no request comes; infinite: for good."""
+
+    @abstractmethod
+    async def written_metrics(self, *, as_json: bool = False) -> str:
+        """Write the metrics, which are configured: for Prometheus, or as a JSON object."""
+
+    # -- LoRA adapters
+
+    @abstractmethod
+    async def set_scales(self, scales: Mapping[int, float]) -> None:
+        """Change the default scales for later requests; an adapter that is not named gets 0.
+
+        Raises:
+            InvalidRequestError: an adapter does not exist; nothing has changed.
+        """
+
+    @abstractmethod
+    async def load_adapter(self, name: str, path: str, context: RequestContext = ANYONE) -> None:
+        """Load an adapter from a file in the folder. Requests that run are not affected.
+
+        The model and the adapter are first loaded in another process if the file is new. When
+        cancelled, the adapter is loaded or not, as a whole.
+
+        Raises:
+            InvalidRequestError: the name is taken, the file is not in the folder, or it cannot be
+                used; `param` names the field.
+            NotSupportedError: the server was started without a folder, or the model generates no
+                text.
+        """
+
+    @abstractmethod
+    async def unload_adapter(self, name: str, context: RequestContext = ANYONE) -> None:
+        """Free an adapter that no request uses.
+
+        Raises:
+            UnknownModelError: there is no adapter of the name.
+            InvalidRequestError: it was loaded with the model.
+            AdapterInUseError: a request runs or waits with it.
+            NotSupportedError: as `load_adapter`.
+        """
+
     # -- slots and limits
 
     @abstractmethod

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any, Unpack
+
+import trio
 
 from trioserve import llama
 from trioserve.chat.messages import Messages as ParsedMessages
@@ -318,6 +321,36 @@ class Server(EnteredOnce, ModelServer):
     async def status(self) -> EngineStatus:
         """See `ModelServer`."""
         return await self.lifecycle.status()
+
+    async def check_live(self) -> None:
+        """See `ModelServer`."""
+        self.lifecycle.check_live()
+
+    async def idle_seconds(self) -> float:
+        """See `ModelServer`."""
+        return self.lifecycle.idle_until - trio.current_time()
+
+    async def written_metrics(self, *, as_json: bool = False) -> str:
+        """See `ModelServer`."""
+        assert self.metrics is not None
+        now = await self.status()
+        if as_json:
+            return json.dumps(self.metrics.snapshot(now))
+        return self.metrics.render(now).decode()
+
+    # -- LoRA adapters
+
+    async def set_scales(self, scales: Mapping[int, float]) -> None:
+        """See `ModelServer`."""
+        self.adapters.scales.set(scales)
+
+    async def load_adapter(self, name: str, path: str, context: RequestContext = ANYONE) -> None:
+        """See `ModelServer`."""
+        await self.lifecycle.adapters.load(name, path, context)
+
+    async def unload_adapter(self, name: str, context: RequestContext = ANYONE) -> None:
+        """See `ModelServer`."""
+        await self.lifecycle.adapters.unload(name, context)
 
     # -- slots and limits
 

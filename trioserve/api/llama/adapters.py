@@ -70,7 +70,7 @@ async def set_scales(scales: Scales, caller: Caller, models: Models) -> Reply:
     """
     server = await models.use(None, caller)
     await caller.keep_awake(server)
-    await server.adapters.set(dict(scales))
+    await server.set_scales(dict(scales))
     return json(Success(True))
 
 
@@ -101,7 +101,7 @@ async def load_adapter(request: LoadAdapterRequest, caller: Caller, models: Mode
     """Load an adapter from the folder of ``--lora-dir``, while requests run."""
     name, path = request.lora_name, request.lora_path
     server = await models.use(None, caller)
-    await server.adapters.load(name, path, context=await caller.counted(server))
+    await server.load_adapter(name, path, await caller.counted(server))
     return _done(f"Success: LoRA adapter '{name}' added successfully.")
 
 
@@ -112,7 +112,7 @@ async def load_adapter(request: LoadAdapterRequest, caller: Caller, models: Mode
 async def unload_adapter(request: UnloadAdapterRequest, caller: Caller, models: Models) -> Reply:
     """Free an adapter that was loaded while the server ran, unless a request uses it."""
     name, server = request.lora_name, await models.use(None, caller)
-    await server.adapters.unload(name, context=await caller.counted(server))
+    await server.unload_adapter(name, await caller.counted(server))
     return _done(f"Success: LoRA adapter '{name}' removed successfully.")
 
 

@@ -6,13 +6,12 @@ import re
 from collections import Counter as Count, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import trio
 from prometheus_client import Metric
 
 from trioserve.errors import TrioServeError
-from trioserve.model_process.calls import Running
 from trioserve.model_process.connection import Line, ask
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import Status
@@ -67,11 +66,11 @@ _MODEL_NAME = re.compile(r'\bmodel_name="(?:[^"\\]|\\.)*"')
 async def of_models(
     fleet: Fleet,
     patience: float,
-    work: Callable[Concatenate[Running, _P], Awaitable[_T]],
+    method: Callable[Concatenate[Any, _P], Awaitable[_T]],
     *args: _P.args,
     **kwargs: _P.kwargs,
 ) -> dict[str, _T]:
-    """Call a function of each model that is loaded; gives what they answer.
+    """Call a method of each model that is loaded; gives what they answer.
 
     None is loaded for this, or kept from being unloaded. One that does not answer well within
     `patience` seconds is left out.
@@ -80,7 +79,7 @@ async def of_models(
 
     async def ask_one(name: str, line: Line) -> None:
         with suppress(TrioServeError), trio.move_on_after(patience):
-            found[name] = await ask(line, work, *args, **kwargs)
+            found[name] = await ask(line, method, *args, **kwargs)
 
     async with trio.open_nursery() as nursery:
         for name, child in fleet.loaded().items():

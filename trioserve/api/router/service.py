@@ -27,8 +27,6 @@ from trioserve.api.router.waiting import may_load, patient
 from trioserve.api.service import AppState
 from trioserve.concurrency import Feed, alongside, deadline_scope
 from trioserve.config import Config
-from trioserve.model_process import calls
-from trioserve.model_process.connection import ask
 from trioserve.model_process.server import ChildServer
 from trioserve.models.catalog import OF_TOOLS, ModelEntry, find_for
 from trioserve.router.child import Child
@@ -212,7 +210,7 @@ class RouterService(AppState):
 
         The question keeps none awake.
         """
-        seconds = await of_models(self.fleet, _WORD, calls.idle_seconds)
+        seconds = await of_models(self.fleet, _WORD, ModelServer.idle_seconds)
         return [
             Loaded(
                 card=await self._files.card(one),
@@ -239,7 +237,7 @@ class RouterService(AppState):
         else:
             metrics.check(self.config)
             own = self.counted.render(self.fleet) + await metrics.render(self, caller)
-            text = joined(own, await of_models(self.fleet, _PATIENCE, calls.metrics, False))
+            text = joined(own, await of_models(self.fleet, _PATIENCE, ModelServer.written_metrics))
         return Data(body=text.encode(), content_type=metrics.CONTENT_TYPE)
 
     async def snapshot(self, query: Mapping[str, str], caller: Caller) -> Reply:
@@ -247,7 +245,7 @@ class RouterService(AppState):
         if name := query.get("model"):
             return reply.json(json.loads(await self._measured(name, query, caller, as_json=True)))
         metrics.check(self.config)
-        found = await of_models(self.fleet, _PATIENCE, calls.metrics, True)
+        found = await of_models(self.fleet, _PATIENCE, ModelServer.written_metrics, as_json=True)
         models = {name: json.loads(text) for name, text in found.items()}
         return reply.json({"object": "metrics", "models": models})
 
@@ -258,8 +256,7 @@ class RouterService(AppState):
         caller.may_load = may_load(self.config.models_autoload, query, caller)
         server = await self.use(name, caller)
         metrics.check(server.config)
-        assert isinstance(server, ChildServer)
-        return await ask(server.line, calls.metrics, as_json)
+        return await server.written_metrics(as_json=as_json)
 
     async def load(self, name: str, caller: Caller) -> None:
         """Begin to load a model."""
