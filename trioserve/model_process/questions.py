@@ -62,8 +62,9 @@ def _pairs(biases: Any) -> Any:
     return [*biases.items()] if isinstance(biases, Mapping) else biases
 
 
-def _biases(sent: Any) -> Any:
-    return tuple(map(tuple, sent)) if isinstance(sent, list) else sent
+def as_tuples(sent: Any) -> Any:
+    """Make tuples of lists, as pairs of biases are."""
+    return tuple(map(as_tuples, sent)) if isinstance(sent, list) else sent
 
 
 def _tokens(value: Any) -> Any:
@@ -84,7 +85,7 @@ _ARGUMENTS = {
     "chat": _Form(ChatParams, _plain),
     "source": _Form(MediaPart, MediaPart.of, lambda sent: sent.source),
     "gap": _Form(GapFacts, GapFacts.of, lambda sent: sent.gap),
-    "biases": _Form(Any, _pairs, _biases),
+    "biases": _Form(Any, _pairs, as_tuples),
 }
 
 

@@ -26,6 +26,7 @@ from trioserve.model_process.messages import (
     Opened,
     read_value,
 )
+from trioserve.model_process.questions import as_tuples
 from trioserve.server.adapters import AdapterNames, AdapterScales
 from trioserve.server.context import ANYONE, RequestContext
 from trioserve.server.generation.requests import Queue
@@ -210,6 +211,10 @@ class ChildServer(ModelServer):
         """See `ModelServer`."""
         return await ask(self.line, ModelServer.chat_prompt, await _parsed(messages), chat)
 
+    async def biases_of(self, biases: Any) -> Any:
+        """See `ModelServer`."""
+        return as_tuples(await ask(self.line, ModelServer.biases_of, biases))
+
     # -- the model
 
     @property
@@ -252,7 +257,6 @@ class ChildServer(ModelServer):
     embed = _asked(ModelServer.embed)
     rerank = _asked(ModelServer.rerank)
     classify = _asked(ModelServer.classify)
-    biases_of = _asked(ModelServer.biases_of)
     tokenize = _asked(ModelServer.tokenize)
     detokenize = _asked(ModelServer.detokenize)
     names_of = _asked(ModelServer.names_of)
