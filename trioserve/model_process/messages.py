@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_type_hints
 
 import attrs
 import msgspec
@@ -19,6 +19,7 @@ from msgspec import Raw, Struct
 
 from trioserve import errors
 from trioserve.chat.messages import Messages
+from trioserve.chat.template.render import ChatTemplate
 from trioserve.children.frames import FrameError
 from trioserve.children.reports import Report
 from trioserve.config import Config
@@ -27,7 +28,6 @@ from trioserve.server.adapters import AdapterNames
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.text import ChatOpening
 from trioserve.server.model import LoadedModel, VocabFacts, template_of
-from trioserve.server.prompts.infill import File, Gap
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt
 from trioserve.types import (
@@ -36,14 +36,10 @@ from trioserve.types import (
     Candidates,
     Chunk,
     DocumentSource,
-    FimTokens,
     Finished,
-    GenerationParams,
     MediaChunk,
     MediaKind,
     MediaSource,
-    Modalities,
-    ModelInfo,
     Progress,
     Prompt,
     PromptScores,
@@ -111,25 +107,6 @@ def sent_prompts(prompts: str | Sequence[AnyPrompt]) -> str | list[SentPrompt]:
 def prompts_in(sent: str | list[SentPrompt]) -> Any:
     """Read prompts."""
     return sent if isinstance(sent, str) else [*map(prompt_in, sent)]
-
-
-class GapFacts(Struct, frozen=True):
-    """A `Gap`."""
-
-    prefix: SentPrompt
-    suffix: SentPrompt
-    extra: tuple[File, ...]
-    beginning: str
-
-    @classmethod
-    def of(cls, gap: Gap) -> GapFacts:
-        """Write a gap."""
-        return cls(sent_prompt(gap.prefix), sent_prompt(gap.suffix), gap.extra, gap.beginning)
-
-    @property
-    def gap(self) -> Gap:
-        """The same as a gap."""
-        return Gap(**msgspec.structs.asdict(self))
 
 
 def sent_context(context: RequestContext) -> RequestContext:
@@ -340,54 +317,33 @@ class AdapterFacts(Struct, frozen=True):
         return cls(adapters.paths, now.infos, now.names, now.ids, list(now.scales))
 
 
-class ModelFacts(Struct, frozen=True):
-    """The properties of a loaded model."""
+class Introduced(_Said, frozen=True, tag=9):
+    """The model is in memory: a `LoadedModel` without its template."""
 
-    info: ModelInfo
-    names: tuple[str, ...]
-    n_slots: int
-    n_ctx_seq: int
-    n_tokens: int
-    end_of_generation: frozenset[TokenId]
-    bos: TokenId
-    fim: FimTokens
-    template_variables: dict[str, Any]
-    keeps_checkpoints: bool
-    has_chat_template: bool | None
-    context_advice: str | None
-    defaults: GenerationParams
-    modalities: Modalities
-    has_whisper: bool
-    pooling: str | None
-    classes: tuple[str, ...]
+    model: Raw
 
     @classmethod
-    def of(cls, model: LoadedModel) -> ModelFacts:
-        """Write the properties of a model."""
-        own = {
-            name: getattr(model, name) for name in cls.__struct_fields__ if name not in _OF_VOCAB
-        }
-        return cls(**own, **{name: getattr(model.vocab, name) for name in _OF_VOCAB})
+    def of(cls, model: LoadedModel) -> Introduced:
+        """Tell of a model."""
+        return cls(Raw(write(model.asleep())))
 
-    def model(self, config: Config) -> LoadedModel:
+    def learn(self, config: Config) -> LoadedModel:
         """Make the model as an app sees it. It is slow: it compiles the template.
 
         Raises:
-            TrioServeError: the template cannot be used.
+            TemplateError: the template cannot be used.
+            FrameError: this is no model.
         """
-        given = msgspec.structs.asdict(self)
-        vocab = VocabFacts(**{name: given.pop(name) for name in _OF_VOCAB})
-        template = template_of(self.info, config)
-        return LoadedModel(vocab=vocab, template=template, preserved_tokens=frozenset(), **given)
-
-
-_OF_VOCAB = ("n_tokens", "end_of_generation", "bos", "fim")
-
-
-class Introduced(_Said, frozen=True, tag=9):
-    """The model is in memory."""
-
-    facts: ModelFacts
+        types = {**get_type_hints(LoadedModel), "vocab": VocabFacts, "template": None}
+        try:
+            told = msgspec.msgpack.decode(self.model)
+            known = {
+                name: msgspec.convert(told[name], types[name])
+                for name in attrs.fields_dict(LoadedModel)
+            }
+            return LoadedModel(**{**known, "template": template_of(known["info"], config)})
+        except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
+            raise FrameError(f"what it says of its model is not understood: {error}") from None
 
 
 class Adapted(_Said, frozen=True, tag=10):
@@ -410,6 +366,8 @@ def _encode(value: object) -> Any:
         return value.shape, np.ascontiguousarray(value, np.float32).tobytes()
     if isinstance(value, Candidates):
         return [(one.id, one.piece, one.logprob) for one in value]
+    if isinstance(value, ChatTemplate):
+        return None
     if isinstance(value, PromptScores):
         return value.n_top, value.columns, value.pieces
     if isinstance(value, Mapping):

@@ -18,7 +18,6 @@ from msgspec import Raw, Struct
 from trioserve.chat.params import ChatParams
 from trioserve.errors import RateLimitError
 from trioserve.model_process.messages import (
-    GapFacts,
     MediaPart,
     Opened,
     PromptFacts,
@@ -84,7 +83,6 @@ _ARGUMENTS = {
     "context": _Form(RequestContext, sent_context, context_in),
     "chat": _Form(ChatParams, _plain),
     "source": _Form(MediaPart, MediaPart.of, lambda sent: sent.source),
-    "gap": _Form(GapFacts, GapFacts.of, lambda sent: sent.gap),
     "biases": _Form(Any, _pairs, as_tuples),
 }
 

@@ -29,7 +29,6 @@ from trioserve.model_process.messages import (
     FromApp,
     Heard,
     Introduced,
-    ModelFacts,
     Moved,
     Opened,
     Pause,
@@ -243,7 +242,7 @@ class ModelProcess:
 
     def introduction(self) -> bytes:
         """Write what the model is, which is in memory."""
-        said: list[Said] = [Introduced(ModelFacts.of(self.server.model))]
+        said: list[Said] = [Introduced.of(self.server.model)]
         if self.server.adapters.possible:
             said.append(Adapted(AdapterFacts.of(self.server.adapters)))
         return write(said)

@@ -267,7 +267,7 @@ class Child(Instance):
     def _introduce(self, introduced: Introduced) -> None:
         """Learn what the model is. It is slow."""
         self.config = parse(self.entry.args, self.environ).config
-        self.line.known.model = introduced.facts.model(self.config)
+        self.line.known.model = introduced.learn(self.config)
 
     async def _read_log(self, stream: trio.abc.ReceiveStream) -> None:
         lines = Lines(_MAX_LINE, cut=True)

@@ -32,7 +32,7 @@ from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatStream, Stream
 from trioserve.tools.registry import select
 from trioserve.tools.tool import Tool
-from trioserve.types import GenerationParams
+from trioserve.types import GenerationParams, Prompt
 from trioserve.types.params import changed
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def gap_prompt(
         raise InvalidRequestError.at(
             "suffix", f"needs a model that fills gaps, and this one does not: {missing}."
         )
-    gap = Gap(prefix=prefix, suffix=suffix)
+    gap = Gap(prefix=prefix.tokens if isinstance(prefix, Prompt) else prefix, suffix=suffix)
     return await server.prompt_for(gap, params.max_tokens)
 
 

@@ -15,6 +15,8 @@ and the way that long texts are shortened, are as in llama-server.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from trioserve.config import Config
@@ -42,8 +44,8 @@ class File:
 class Gap:
     """A text with a gap. `beginning` is the first part of the text in the gap."""
 
-    prefix: PromptLike
-    suffix: PromptLike
+    prefix: str | Sequence[TokenId | str]
+    suffix: str | Sequence[TokenId | str]
     extra: tuple[File, ...] = ()
     beginning: str = ""
 
