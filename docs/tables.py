@@ -116,7 +116,7 @@ def _tree(
 
 #: The sections of the page, and the modules whose public names each has.
 PYTHON = {
-    "Servers": ("server", "server.protocol", "remote.server", "router.models", "config"),
+    "Servers": ("server", "remote.server", "router.models", "config"),
     "Parameters": (
         "types",
         "chat.params",

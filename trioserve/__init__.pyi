@@ -92,6 +92,7 @@ from .errors import (
     UnsupportedFieldError as UnsupportedFieldError,
 )
 from .remote.server import (
+    AnyServer as AnyServer,
     RemoteServer as RemoteServer,
     RemoteStream as RemoteStream,
 )
@@ -126,10 +127,6 @@ from .server.observers.telemetry import (
 )
 from .server.prompts.media import (
     MixedPrompt as MixedPrompt,
-)
-from .server.protocol import (
-    AnyServer as AnyServer,
-    AnyStream as AnyStream,
 )
 from .server.runs.events import (
     ApprovalGiven as ApprovalGiven,

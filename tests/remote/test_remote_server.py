@@ -40,9 +40,8 @@ from trioserve.errors import (
 from trioserve.remote import client
 from trioserve.remote.answers import AnswerEvent
 from trioserve.remote.client import ServerAnswer, ServerEvents
-from trioserve.remote.server import RemoteServer, RemoteStream, _chat
+from trioserve.remote.server import AnyServer, RemoteServer, RemoteStream, _chat
 from trioserve.server.prompts.media import MixedPrompt
-from trioserve.server.protocol import AnyServer
 from trioserve.server.stream import ChatChunk, ChatCompletion
 from trioserve.server.transcription.transcript import Word
 from trioserve.testing import ScriptedBackend

@@ -12,12 +12,11 @@ from trioserve.fair_limiter import current_client
 from trioserve.models.catalog import find_for
 from trioserve.remote.answers import Models
 from trioserve.remote.client import ServerClient, connected_to
-from trioserve.remote.server import RemoteServer
+from trioserve.remote.server import AnyServer, RemoteServer
 from trioserve.router.fleet import Fleet
 from trioserve.router.models import PlacedLine, child_server
 from trioserve.router.states import QueueStatus
 from trioserve.server.keys import Keys
-from trioserve.server.protocol import AnyServer
 
 #: Takes a sentence that describes what a call is waiting for.
 Tell: TypeAlias = Callable[[str], None]

@@ -22,8 +22,9 @@ from trioserve.concurrency import alongside
 from trioserve.errors import TrioServeError
 from trioserve.log import get_logger
 from trioserve.mcp_server.models import Listed, ModelSource
+from trioserve.remote.server import AnyServer
 from trioserve.server.keywords import ChatFields
-from trioserve.server.protocol import AnyServer
+from trioserve.server.stream import ChatChunk
 from trioserve.tools.tool import about, read_arguments, schema_of
 from trioserve.types import FinishReason, Grammar
 
@@ -160,7 +161,8 @@ class ChatTool(ModelTool):
             server.stream_chat(messages, **fields) as stream,
         ):
             async for chunk in stream:
-                texts = (one for one in chunk.deltas if isinstance(one, _TEXTS))
+                deltas = chunk.deltas if isinstance(chunk, ChatChunk) else ()
+                texts = (one for one in deltas if isinstance(one, _TEXTS))
                 report.comes("".join(one.text for one in texts))
             answer = await stream.read()
         finished = answer.finished

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, pairwise
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import Any, Generic, TypeAlias, TypeVar, Unpack
 
 import attrs
 import msgspec
@@ -44,15 +44,12 @@ from trioserve.server.keywords import (
     RenderFields,
     TranscriptionFields,
 )
+from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import Messages
 from trioserve.server.stream import ChatChunk, ChatCompletion, Completion
 from trioserve.server.transcription.transcript import Segment, Summary, Transcript, Word
 from trioserve.types import Chunk, Finished, FinishReason, Grammar, Prompt, Timings
-
-if TYPE_CHECKING:
-    from trioserve.server import Server
-    from trioserve.server.protocol import AnyServer
 
 #: A recording: a path, or the bytes of a file.
 Recording = Audio | bytes | str | os.PathLike[str]
@@ -495,7 +492,5 @@ def _as_input(text: str | MixedPrompt) -> Any:
     return {"content": parts}
 
 
-if TYPE_CHECKING:
-
-    def _both_are_servers(one: Server, other: RemoteServer) -> tuple[AnyServer, AnyServer]:
-        return one, other
+#: A model in this process, in a process of its own, or of another server.
+AnyServer: TypeAlias = ModelServer | RemoteServer

@@ -24,9 +24,9 @@ from trioserve.cli.signals import run_foreground
 from trioserve.concurrency import alongside
 from trioserve.errors import ConfigError, TrioServeError, first_error
 from trioserve.models import EXAMPLE_PROMPTS, TOY
-from trioserve.remote.server import RemoteServer
+from trioserve.remote.server import AnyServer, RemoteServer
 from trioserve.server.keywords import ChatFields
-from trioserve.server.protocol import AnyServer
+from trioserve.server.stream import ChatChunk
 
 #: The parameters that ``/set`` takes, by their names in Ollama where it has others.
 _SETTINGS: Mapping[str, tuple[str, type[int] | type[float]]] = {
@@ -213,7 +213,7 @@ class TerminalChat:
         is_thinking = False
         async with self.server.stream_chat([*system, *self.messages], **settings) as stream:
             async for chunk in stream:
-                for delta in chunk.deltas:
+                for delta in chunk.deltas if isinstance(chunk, ChatChunk) else ():
                     is_thinking = self._show(delta, answer, is_thinking=is_thinking)
 
     def _show(self, delta: Delta, answer: list[str], *, is_thinking: bool) -> bool:
