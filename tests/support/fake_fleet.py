@@ -1,11 +1,9 @@
-"""A router whose fleet is played by hand: its children are apps in this process."""
+"""A router whose fleet is played by hand: its processes are such in name only."""
 
 from __future__ import annotations
 
-import tempfile
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,19 +12,20 @@ import httpx
 import trio
 
 from tests.support.clients import TIMEOUT
-from tests.support.http_server import child_app, serving
+from tests.support.http_server import serving
+from tests.support.model_processes import InName, child_of
 from trioserve.api.router.service import RouterService
-from trioserve.api.service import Service
 from trioserve.app import create_router
 from trioserve.concurrency import Feed
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ModelNotLoadedError, TrioServeError
+from trioserve.model_process.connection import Known
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.models.catalog.catalog import find_exact, find_named
+from trioserve.router.child import Child
 from trioserve.router.fleet import Fleet
-from trioserve.router.forward import Kept
 from trioserve.router.states import FleetEvent, ModelState, QueueStatus, Status
-from trioserve.testing import ScriptedBackend
+from trioserve.testing import ScriptedBackend, scripted
 
 
 def entry(name: str, **fields: object) -> ModelEntry:
@@ -45,36 +44,26 @@ class FakeCatalog:
         return find_exact(self.entries, name)
 
 
-@attrs.frozen
-class FakeChild:
-    socket_path: Path
-    kept: Kept
-    ended: trio.Event
-
-
 @attrs.define(eq=False)
 class FakeFleet:
-    """A fleet of models with the given sockets. Models without a socket are never loaded.
+    """A fleet of models with the given processes. Models without one are never loaded.
 
     A waiting request gets the `news`. A model in `failures` raises its exception instead of giving
-    a child. All children share the event `ended`. `jobs` has the jobs of the router, and
-    `on_usage` takes what keys use.
+    a process. `jobs` has the jobs of the router, and `on_usage` takes what keys use.
     """
 
     catalog: FakeCatalog
-    sockets: dict[str, Path] = attrs.field(factory=dict)
+    children: dict[str, Child] = attrs.field(factory=dict)
     states: dict[str, ModelState] = attrs.field(factory=dict)
     failures: dict[str, Exception] = attrs.field(factory=dict)
     news: list[QueueStatus] = attrs.field(factory=list)
     changed: trio.Event = attrs.field(factory=trio.Event)
-    ended: trio.Event = attrs.field(factory=trio.Event)
     users: list[str] = attrs.field(factory=list)
-    kept: defaultdict[str, Kept] = attrs.field(factory=lambda: defaultdict(Kept))
     calls: list[tuple[str, str]] = attrs.field(factory=list)
     subscribers: list[Feed[FleetEvent]] = attrs.field(factory=list)
     events: list[FleetEvent] = attrs.field(factory=list)
     jobs: Fleet | None = None
-    on_usage: Callable[[str, list[dict[str, Any]]], None] | None = None
+    on_usage: Callable[[str, Any], None] = lambda *_: None
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,9 +83,9 @@ class FakeFleet:
         *,
         autoload: bool = True,
         on_wait: Callable[[QueueStatus], None] | None = None,
-    ) -> AsyncIterator[FakeChild]:
+    ) -> AsyncIterator[Child]:
         name = entry.name
-        while name not in self.sockets:
+        while name not in self.children:
             if not autoload:
                 raise ModelNotLoadedError(f"The model {name!r} is not loaded.", param="model")
             if name in self.failures:
@@ -107,26 +96,33 @@ class FakeFleet:
             await self.changed.wait()
         self.users.append(name)
         try:
-            yield FakeChild(self.sockets[name], self.kept[name], self.ended)
+            yield self.children[name]
         finally:
             self.users.remove(name)
 
     def is_ready(self, entry: ModelEntry) -> bool:
-        return entry.name in self.sockets
+        return entry.name in self.children
 
     def state(self, name: str) -> ModelState:
-        path = self.sockets.get(name)
-        value = Status.UNLOADED if path is None else Status.LOADED
-        default = ModelState(value=value, socket_path=path)
-        return self.states.get(name, default)
+        value = Status.LOADED if name in self.children else Status.UNLOADED
+        return self.states.get(name, ModelState(value=value))
+
+    def child(self, name: str) -> Child | None:
+        return self.children.get(name)
+
+    def known(self, name: str) -> Known:
+        return self.children[name].line.known if name in self.children else Known()
+
+    def loaded(self) -> dict[str, Child]:
+        return self.children
 
     async def load(self, entry: ModelEntry) -> None:
-        if entry.name in self.sockets:
+        if entry.name in self.children:
             raise InvalidRequestError("model is already running")
         self.calls.append(("load", entry.name))
 
     async def unload(self, entry: ModelEntry) -> None:
-        if entry.name not in self.sockets:
+        if entry.name not in self.children:
             raise InvalidRequestError("model is not running")
         self.calls.append(("unload", entry.name))
 
@@ -156,57 +152,64 @@ class FakeFleet:
 
 @attrs.define
 class Routed:
-    """A router in a test: a client of it, its service, its fleet, and the services of children."""
+    """A router in a test: a client of it, its service, its fleet, and the processes of models."""
 
     client: httpx.AsyncClient
     url: str
     service: RouterService
     fleet: FakeFleet
-    children: dict[str, Service]
+    processes: dict[str, InName]
+    _start: Callable[..., Awaitable[tuple[Child, InName]]]
+
+    async def load(self, name: str, backend: ScriptedBackend, *, silent: bool = False) -> None:
+        """Load a model, or replace its process, and have those that wait look."""
+        child, self.processes[name] = await self._start(name, backend, silent=silent)
+        self.fleet.children[name] = child
+        self.fleet.change()
 
 
 @asynccontextmanager
 async def routed(
-    backends: Mapping[str, ScriptedBackend | Path | None] | None = None,
+    backends: Mapping[str, ScriptedBackend | None] | None = None,
     *,
     child: Mapping[str, object] | None = None,
+    silent: Container[str] = (),
     **config: object,
 ) -> AsyncIterator[Routed]:
     """Serve a router.
 
     Args:
-        backends: the models: a scripted backend, a socket that is served elsewhere, or none for a
-            model that is not loaded. The default is one scripted model.
-        child: the configuration of the children.
+        backends: the models: a scripted backend, or none for a model that is not loaded. The
+            default is one scripted model.
+        child: the configuration of the processes.
+        silent: models whose processes do not answer.
         config: the configuration of the router.
     """
     backends = {"one": ScriptedBackend()} if backends is None else backends
     fleet = FakeFleet(FakeCatalog({name: entry(name) for name in backends}))
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        children = {}
-        for name, backend in backends.items():
-            if isinstance(backend, ScriptedBackend):
-                path = folder / f"{len(children)}.sock"
-                settings = {"alias": name, **(child or {})}
-                children[name] = await stack.enter_async_context(
-                    child_app(path, backend, **settings)
-                )
-                fleet.sockets[name] = path
-            elif backend is not None:
-                fleet.sockets[name] = backend
+
+    async def start(
+        name: str, backend: ScriptedBackend, *, silent: bool = False
+    ) -> tuple[Child, InName]:
+        settings = Config(**{"alias": name, "stream_interval_ms": 0, **(child or {})})  # type: ignore[arg-type]
+        return await child_of(nursery, scripted(backend), settings, name, silent=silent)
+
+    async with trio.open_nursery() as nursery:
 
         @asynccontextmanager
         async def open_fleet() -> AsyncIterator[FakeFleet]:
-            try:
-                yield fleet
-            finally:
-                for kept in fleet.kept.values():
-                    kept.close()
+            yield fleet
 
         app = create_router(Config(**config), open_fleet)  # type: ignore[arg-type]
-        url = await stack.enter_async_context(serving(app))
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=TIMEOUT))
-        service = app.extensions["trioserve"]
-        await service.wait_loaded()
-        yield Routed(client, url, service, fleet, children)
+        async with (
+            serving(app) as url,
+            httpx.AsyncClient(base_url=url, timeout=TIMEOUT) as client,
+        ):
+            service = app.extensions["trioserve"]
+            await service.wait_loaded()
+            router = Routed(client, url, service, fleet, {}, start)
+            for name, backend in backends.items():
+                if backend is not None:
+                    await router.load(name, backend, silent=name in silent)
+            yield router
+        nursery.cancel_scope.cancel()

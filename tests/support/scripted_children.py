@@ -55,7 +55,8 @@ class ScriptedProcess:
     def __init__(self, argv: Sequence[str], *, obeys: bool = True) -> None:
         self.argv = argv
         self.pid = next(self._pids)
-        self.frames = trio.testing.MemoryReceiveStream()
+        self.orders, self.said = trio.testing.MemorySendStream(), trio.testing.MemoryReceiveStream()
+        self.frames = trio.StapledStream(self.orders, self.said)
         self.log = trio.testing.MemoryReceiveStream()
         self.signals: list[signal.Signals] = []
         self.closed = False
@@ -75,7 +76,7 @@ class ScriptedProcess:
     # -- what the test has it do
 
     def say(self, report: Report) -> None:
-        self.frames.put_data(framed(msgspec.msgpack.encode(report)))
+        self.said.put_data(framed(msgspec.msgpack.encode(report)))
 
     def write(self, text: str) -> None:
         self.log.put_data(text.encode())
@@ -91,7 +92,7 @@ class ScriptedProcess:
         self._ended.set()
 
     def fall_silent(self) -> None:
-        self.frames.put_eof()
+        self.said.put_eof()
         self.log.put_eof()
 
     # -- what the router does with it
@@ -148,7 +149,7 @@ class ScriptedLauncher:
             return process
         self.started.append(process)
         if self.ready:
-            process.say(Ready({"id": process.model}))
+            process.say(Ready())
         return process
 
     @property

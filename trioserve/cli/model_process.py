@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from trioserve.log import get_logger
 if TYPE_CHECKING:
     from trioserve.model_process.serving import ModelProcess, Outbox
     from trioserve.server.lifecycle.engine import Loader
+    from trioserve.server.server import Server
 
 _log = get_logger("trioserve")
 
@@ -72,21 +73,16 @@ def serve_parent(config: Config, status: Reporter, parent: ParentSocket, log: Lo
 async def _serve(
     config: Config, status: Reporter, parent: ParentSocket, load: Loader, log: LogSender
 ) -> int:
-    from trioserve.model_process.serving import ModelProcess, Outbox
     from trioserve.server.server import Server
-
-    async def wait_sent() -> None:
-        while not parent.flush():
-            await trio.lowlevel.wait_writable(parent.connection)
 
     try:
         server = Server(await fetch(status, config), load=load)
-        log.outbox = outbox = Outbox(parent, wait_sent)
-        process = ModelProcess(server, partial(receive, parent.connection), outbox)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_answer, process, nursery.cancel_scope)  # also while it loads
-            async with server:
-                await _attend(process, status, parent)
+        process = process_of(server, parent)
+        log.outbox = process.outbox
+        collecting = partial(keep_collecting, lambda: server.memory.n_held)
+        await answer(
+            process, status, parent, collecting, partial(_drain_at_signal, process, status)
+        )
     except Exception as group:
         error = raised_alone(group)
         message = error.message if isinstance(error, TrioServeError) else repr(error)
@@ -96,18 +92,52 @@ async def _serve(
     return 0
 
 
-async def _answer(process: ModelProcess, scope: trio.CancelScope) -> None:
-    """Answer the app until it has the process end."""
+def process_of(server: Server, parent: ParentSocket) -> ModelProcess:
+    """Make what answers the app at the other end of a socket with a server."""
+    from trioserve.model_process.serving import ModelProcess, Outbox
+
+    async def wait_sent() -> None:
+        while not parent.flush():
+            await trio.lowlevel.wait_writable(parent.connection)
+
+    return ModelProcess(server, partial(receive, parent.connection), Outbox(parent, wait_sent))
+
+
+async def answer(
+    process: ModelProcess,
+    status: Reporter,
+    parent: ParentSocket,
+    *beside: Callable[[], Awaitable[None]],
+) -> None:
+    """Load the model and answer the app, until that has the process end.
+
+    Args:
+        process: answers.
+        status: is told what becomes of the model.
+        parent: the same socket.
+        beside: runs while the model is in memory.
+
+    Raises:
+        TrioServeError: the model cannot be loaded, or the engine has failed.
+    """
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_until_end, process, nursery.cancel_scope)  # also while it loads
+        async with process.server:
+            await _attend(process, status, parent, beside)
+
+
+async def _until_end(process: ModelProcess, scope: trio.CancelScope) -> None:
     await process.run()
     scope.cancel()
 
 
-async def _attend(process: ModelProcess, status: Reporter, parent: ParentSocket) -> None:
-    """Tell the app of the model, which is loaded, until cancelled.
-
-    Raises:
-        EngineError: the engine has failed.
-    """
+async def _attend(
+    process: ModelProcess,
+    status: Reporter,
+    parent: ParentSocket,
+    beside: Sequence[Callable[[], Awaitable[None]]],
+) -> None:
+    """Tell the app of the model, which is loaded, until cancelled. Raises EngineError."""
     from trioserve.cli.serving import advise, report_usage
 
     server, model = process.server, process.server.model
@@ -116,11 +146,11 @@ async def _attend(process: ModelProcess, status: Reporter, parent: ParentSocket)
     parent.send(process.introduction())
     status.tell(reports.Ready())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_collecting, lambda: server.memory.n_held)
         nursery.start_soon(report_usage, server, status)
         nursery.start_soon(_follow_state, process, status, parent)
-        nursery.start_soon(_drain_when_asked, process, status)
         nursery.start_soon(_until_failure, process)
+        for each in beside:
+            nursery.start_soon(each)
 
 
 async def _follow_state(process: ModelProcess, status: Reporter, parent: ParentSocket) -> None:
@@ -137,13 +167,18 @@ async def _follow_state(process: ModelProcess, status: Reporter, parent: ParentS
         status.tell(reports.Ready() if state is ServerState.READY else reports.Sleeping())
 
 
-async def _drain_when_asked(process: ModelProcess, status: Reporter) -> None:
+async def _drain_at_signal(process: ModelProcess, status: Reporter) -> None:
     """Drain on a signal. A second one has its default action."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     with trio.open_signal_receiver(*numbers) as signals:
         await anext(signals)
     for each in numbers:
         signal.signal(each, signal.SIG_DFL)
+    await drain(process, status)
+
+
+async def drain(process: ModelProcess, status: Reporter) -> None:
+    """Let what runs finish, and end."""
     status.tell(reports.Draining())
     await process.drain(process.server.config.drain_timeout)
 

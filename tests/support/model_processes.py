@@ -1,0 +1,182 @@
+"""Processes of models in name only: each runs in a task, at the other end of a real socket."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, TypeAlias
+
+import attrs
+import trio
+import trio.testing
+
+from tests.support.scripted_children import entry
+from trioserve.children import reports
+from trioserve.children.frames import framed
+from trioserve.children.launch import Launched
+from trioserve.children.parent import ParentSocket
+from trioserve.children.reports import Report
+from trioserve.cli.model_process import answer, drain, process_of
+from trioserve.cli.progress import Reporter
+from trioserve.config import Config
+from trioserve.errors import TrioServeError, raised_alone
+from trioserve.model_process.messages import Introduced
+from trioserve.model_process.serving import ModelProcess
+from trioserve.router.child import Child, HealthCheck
+from trioserve.server.server import Server
+
+_pids = count(2000)
+
+
+@attrs.define(eq=False)
+class InName:
+    """A process in name only, as the test sees it.
+
+    Attributes:
+        config: of its server.
+        load: gives its engine.
+        silent: whether it reads no calls once it is ready.
+    """
+
+    config: Config
+    load: Callable[..., Any]
+    silent: bool = False
+    pid: int = attrs.field(factory=lambda: next(_pids))
+    signals: list[signal.Signals] = attrs.field(factory=list)
+    #: Its end of the socket, for what no server says.
+    end: socket.socket | None = None
+    _process: ModelProcess | None = None
+    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    _asked_to_end: trio.Event = attrs.field(factory=trio.Event)
+    _code: int = 0
+    _has_ended: trio.Event = attrs.field(factory=trio.Event)
+
+    @property
+    def server(self) -> Server:
+        """What answers in it."""
+        assert self._process is not None
+        return self._process.server
+
+    def say(self, payload: bytes) -> None:
+        """Send a frame that no server sends."""
+        assert self.end is not None
+        self.end.sendall(framed(payload))
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Have it end, or die."""
+        if self._has_ended.is_set():
+            return
+        self.signals.append(number)
+        if number == signal.SIGKILL:
+            self._code = -number
+            self._scope.cancel()
+        else:
+            self._asked_to_end.set()
+
+    def die(self) -> None:
+        """Die at once."""
+        self.send_signal(signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """Wait for its end."""
+        await self._has_ended.wait()
+        return self._code
+
+    async def run(self, end: socket.socket) -> None:
+        """Run in a task of the test."""
+        self.end = end
+        status = Reporter(parent := ParentSocket(end))
+        try:
+            with self._scope:
+                server = Server(self.config, load=self.load)
+                process = self._process = process_of(server, parent)
+                if self.silent:
+                    process._receive = trio.sleep_forever
+                await answer(process, status, parent, partial(self._drain, process, status))
+        except Exception as group:
+            error = raised_alone(group)
+            assert isinstance(error, TrioServeError), repr(error)
+            status.tell(reports.Failed.of(error.message))
+            self._code = 1
+        finally:
+            end.close()
+            self._has_ended.set()
+
+    async def _drain(self, process: ModelProcess, status: Reporter) -> None:
+        await self._asked_to_end.wait()
+        await drain(process, status)
+
+
+#: Makes the process of a model.
+Make: TypeAlias = Callable[[Sequence[str]], InName]
+
+
+@attrs.define(eq=False)
+class LauncherInName:
+    """Starts processes in name only.
+
+    Attributes:
+        nursery: has their tasks.
+        make: makes each, by its arguments.
+        started: all that were started.
+    """
+
+    nursery: trio.Nursery
+    make: Make
+    started: list[InName] = attrs.field(factory=list)
+
+    async def launch(self, argv: Sequence[str]) -> Launched:
+        """See `Launcher.launch`."""
+        await trio.lowlevel.checkpoint()
+        process = self.make(argv)
+        self.started.append(process)
+        ours, theirs = socket.socketpair()
+        frames = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        log = trio.testing.MemoryReceiveStream()
+        log.put_eof()
+        self.nursery.start_soon(process.run, theirs)
+        return Launched(
+            process.pid, frames, log, process.wait, process.send_signal, frames.socket.close
+        )
+
+
+class ChildInName(Child):
+    """A `Child` whose configuration is that of its process, which no arguments say."""
+
+    settings: Config
+
+    def _introduce(self, introduced: Introduced) -> None:
+        self.config = self.settings
+        self.line.known.model = introduced.facts.model(self.settings)
+
+
+def nothing_told(report: Report | None) -> None:
+    """Take no note of a report."""
+
+
+async def child_of(
+    nursery: trio.Nursery,
+    load: Callable[..., Any],
+    config: Config,
+    name: str = "one",
+    *,
+    silent: bool = False,
+) -> tuple[ChildInName, InName]:
+    """Start a process in name only; gives it as the router and as the test see it."""
+    process = InName(config, load, silent=silent)
+    ready = trio.Event()
+
+    def told(report: Report | None) -> None:
+        if report is None or isinstance(report, reports.Ready):
+            ready.set()
+
+    launcher = LauncherInName(nursery, lambda _argv: process)
+    watch = HealthCheck(interval=1e9)
+    child = ChildInName(name, 0, entry=entry(name), watch=watch)
+    child.settings = config
+    nursery.start_soon(child.run, launcher, [], told)
+    await ready.wait()
+    return child, process
