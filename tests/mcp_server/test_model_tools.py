@@ -17,7 +17,7 @@ from mcp import Client
 from tests.server.test_keys import table
 from tests.support.canned_server import serving_bytes
 from tests.support.fake_fleet import FakeCatalog, FakeFleet, entry
-from tests.support.http_server import child_app, serving, serving_script, slots_in_use
+from tests.support.http_server import serving_at, serving, serving_script, slots_in_use
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripts import answering, endless, noting
 from tests.support.waiting import patiently
@@ -188,7 +188,7 @@ async def test_models_of_its_own(tmp_path: Path) -> None:
 
     async with (
         models_of_fleet(cast(Fleet, fleet), Keys(Config())) as models,
-        child_app(path, answering("Hello!")),
+        serving_at(path, answering("Hello!")),
         Client(mcp_server(models)) as client,
     ):
         fleet.sockets["one"] = path
@@ -225,7 +225,7 @@ async def test_processes_get_the_key_of_the_client(tmp_path: Path) -> None:
 
     async with (
         models_of_fleet(cast(Fleet, fleet), of_keys) as models,
-        child_app(path, backend, api_keys=keys),
+        serving_at(path, backend, api_keys=keys),
     ):
         held = [await cached(client) for client in ("second", "second", "first", "127.0.0.1")]
     for kept in fleet.kept.values():
@@ -288,7 +288,7 @@ async def test_errors_are_told_to_the_model() -> None:
 
 async def test_a_server_with_a_key_on_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
-    async with child_app(path, answering("Hello!"), api_keys=("secret",)):
+    async with serving_at(path, answering("Hello!"), api_keys=("secret",)):
         async with client_of("http://localhost", socket_path=str(path)) as client:
             assert "key" in (await refusal(client, "chat", prompt="Hi")).lower()
             assert "key" in (await refusal(client, "list_models")).lower()

@@ -16,7 +16,7 @@ import trio
 from tests.support import fake_whisper
 from tests.support.cancellation import CancelAtStep
 from tests.support.fake_fleet import routed
-from tests.support.http_server import child_app, serving_script, slots_in_use
+from tests.support.http_server import serving_at, serving_script, slots_in_use
 from tests.support.media_files import image_file, wav_file
 from tests.support.projectors import WordProjector
 from tests.support.scripted_embedder import ScriptedEmbedder
@@ -274,7 +274,7 @@ async def test_a_server_on_a_socket(tmp_path: Path) -> None:
     async with server:
         with pytest.raises(UnavailableError, match=f"No server answers at {path}"):
             await server.complete("a")
-        async with child_app(path):
+        async with serving_at(path):
             assert (await server.complete("a")).text == "A"
 
 

@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -25,7 +24,7 @@ from tests.support.scripted_children import (
 from tests.support.waiting import until
 from trioserve.children.frames import MAX_FRAME, framed
 from trioserve.children.parent import ParentSocket
-from trioserve.children.reports import MAX_REPORT, Failed, Loading, Ready, Sleeping
+from trioserve.children.reports import Failed, Loading, Ready, Sleeping
 from trioserve.cli.progress import Reporter
 from trioserve.cli.serving import _tell_usage
 from trioserve.errors import (
@@ -34,14 +33,16 @@ from trioserve.errors import (
     ModelFailedError,
     ModelLoadError,
     ModelNotLoadedError,
+    ModelProcessError,
     ServerClosingError,
     TrioServeError,
+    UnavailableError,
     UnknownModelError,
 )
 from trioserve.llama.machine import MemoryUse
+from trioserve.model_process.connection import Line
 from trioserve.router.child import HealthCheck
 from trioserve.router.fleet import Child, Fleet
-from trioserve.router.forward import ModelProcessError
 from trioserve.router.states import MAX_DEATHS, WINDOW, FleetEvent, QueueStatus, Status
 from trioserve.server.usage import Usage
 from trioserve.store.usage import UsageRow, Used
@@ -49,9 +50,8 @@ from trioserve.store.usage import UsageRow, Used
 A, B, C = entry("a"), entry("b"), entry("c")
 
 
-async def answers(path: Path) -> int:
+async def answers(line: Line) -> None:
     await trio.lowlevel.checkpoint()
-    return 200
 
 
 def fleet_of(launcher: ScriptedLauncher, *, max_models: int = 0, max_memory: int = 0) -> Fleet:
@@ -122,17 +122,14 @@ async def test_a_request_starts_the_process_of_its_model_and_the_next_one_uses_i
         assert status_of(fleet, "a") is Status.UNLOADED
         async with fleet.use(A) as child:
             assert child.pid == launcher.last("a").pid
-            assert child.info == {"id": "a"}
             state = fleet.state("a")
             assert (state.value, state.n_requests, state.pid) == (Status.LOADED, 1, child.pid)
-            assert state.args == (*A.args, "--host", str(child.socket_path))
-            assert child.socket_path.parent.stat().st_mode & 0o777 == 0o700
+            assert state.args == A.args
         async with fleet.use(A) as again:
             assert again is child
         assert fleet.state("a").last_used is not None
     assert not launcher.running
     assert all(one.closed for one in launcher.started)
-    assert not child.socket_path.parent.exists()
 
 
 async def test_the_least_recently_used_model_is_stopped_and_a_busy_one_is_not() -> None:
@@ -177,7 +174,7 @@ async def test_those_who_wait_are_told_their_place_and_the_progress(
         launcher.last("a").say(Loading(0.5))
         await trio.sleep(1)
         assert first.waited[-1] == QueueStatus(position=0, status=Status.LOADING, progress=0.5)
-        launcher.last("a").say(Ready({}))
+        launcher.last("a").say(Ready())
         await wait_all_tasks_blocked()
         first.end()
         await trio.sleep(1)
@@ -330,7 +327,7 @@ async def test_load_and_unload() -> None:
     assert {one.event for one in told} == {"status_change"}
     assert [one.data for one in told] == [
         {"status": "loading"},
-        {"status": "loaded", "info": {"id": "a"}},
+        {"status": "loaded"},
         {"status": "unloaded", "exit_code": 0},
     ]
 
@@ -398,7 +395,7 @@ async def test_who_waits_for_a_model_that_is_gone_is_told() -> None:
         await fleet.reload()
         await wait_all_tasks_blocked()
         assert isinstance(gone.error, UnknownModelError)
-        launcher.last("b").say(Ready({}))
+        launcher.last("b").say(Ready())
         await wait_all_tasks_blocked()
         assert kept.child is not None and len(launcher.started) == 3
 
@@ -557,7 +554,7 @@ async def test_a_process_that_dies_as_soon_as_it_is_ready() -> None:
     launcher = ScriptedLauncher(ready=False)
     async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
         waiting = await requests.begin("a")
-        launcher.last("a").say(Ready({}))
+        launcher.last("a").say(Ready())
         launcher.last("a").end(-9)
         await wait_all_tasks_blocked()
         assert waiting.child is not None, "its request finds out, as it would a moment later"
@@ -565,9 +562,8 @@ async def test_a_process_that_dies_as_soon_as_it_is_ready() -> None:
 
 
 async def test_a_process_that_hangs_is_killed(autojump_clock: trio.testing.MockClock) -> None:
-    async def hangs(path: Path) -> int:
+    async def hangs(line: Line) -> None:
         await trio.sleep_forever()
-        raise AssertionError
 
     launcher = ScriptedLauncher()
     catalog = ScriptedCatalog(A)
@@ -580,17 +576,18 @@ async def test_a_process_that_hangs_is_killed(autojump_clock: trio.testing.MockC
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
-    [(503, "It says that it is stuck (status 503)."), (None, "It takes no requests.")],
+    ("error", "message"),
+    [
+        (UnavailableError("A step takes long."), "It says that it is stuck: A step takes long."),
+        (ModelProcessError("It takes no requests."), "It takes no requests."),
+    ],
 )
 async def test_a_process_that_is_stuck_is_killed(
-    answer: int | None, message: str, autojump_clock: trio.testing.MockClock
+    error: TrioServeError, message: str, autojump_clock: trio.testing.MockClock
 ) -> None:
-    async def ask(path: Path) -> int:
+    async def ask(line: Line) -> None:
         await trio.lowlevel.checkpoint()
-        if answer is None:
-            raise ModelProcessError("It takes no requests.")
-        return answer
+        raise error
 
     launcher = ScriptedLauncher()
     catalog = ScriptedCatalog(A)
@@ -614,18 +611,17 @@ async def test_a_process_that_never_says_anything_is_killed(
     [
         b"\xff" * 100,
         framed(b"nonsense"),
-        framed(msgspec.msgpack.encode({"state": "ready", "info": [1]})),
         framed(msgspec.msgpack.encode({"state": "loading", "progress": math.nan})),
         framed(msgspec.msgpack.encode({"state": "usage", "rows": [["day", "key", -1]]})),
         framed(msgspec.msgpack.encode({"state": "failed", "message": "x" * 2**17})),
-        framed(b"\x82\xa5state\xa5ready\xa4info\x81\xa1a" + b"\x91" * 100_000),
+        framed(b"\x82\xa5state\xa5ready\xa4more\x81\xa1a" + b"\x91" * 100_000),
     ],
 )
 async def test_a_socket_that_gives_garbage_ends_the_process(data: bytes) -> None:
     launcher = ScriptedLauncher(ready=False)
     async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
         waiting = await requests.begin("a")
-        launcher.last("a").frames.put_data(data)
+        launcher.last("a").send(data)
         await wait_all_tasks_blocked()
         assert waiting.error is not None and "socket is broken" in waiting.error.message
         assert launcher.started[0].signals == [signal.SIGKILL]
@@ -643,21 +639,18 @@ async def test_what_1500_keys_used_in_a_second_is_told_in_frames_that_are_read()
             _tell_usage(usage, Reporter(ParentSocket(end)))  # more than the socket takes at once
             assert len(usage.take()) == 0
             while len(ours.totals) < 1500:
-                launcher.last("a").frames.put_data(theirs.recv(2**16))
+                launcher.last("a").send(theirs.recv(2**16))
                 await wait_all_tasks_blocked()
         assert launcher.last("a").signals == []
         assert {model for _, model in ours.totals} == {"a"}
         assert [*ours.totals.values()] == [*usage.totals.values()]
 
 
-async def test_a_long_report_is_read_up_to_a_limit() -> None:
+async def test_a_frame_that_is_too_long_ends_the_process() -> None:
     launcher = ScriptedLauncher()
-    async with fleet_of(launcher) as fleet, fleet.use(A) as child:
+    async with fleet_of(launcher) as fleet, fleet.use(A):
         process = launcher.last("a")
-        process.say(Ready({"id": "x" * (MAX_REPORT - 100)}))
-        await wait_all_tasks_blocked()
-        assert len(child.info["id"]) == MAX_REPORT - 100 and process.signals == []
-        process.frames.put_data(MAX_FRAME.to_bytes(4, "little"))
+        process.send((MAX_FRAME + 1).to_bytes(4, "little"))
         await wait_all_tasks_blocked()
         assert process.signals == [signal.SIGKILL], "before the rest has come"
 
@@ -670,11 +663,10 @@ async def test_a_model_that_sleeps_is_used_as_any_other() -> None:
         launcher.last("a").say(Sleeping())
         await wait_all_tasks_blocked()
         assert status_of(fleet, "a") is Status.SLEEPING
-        async with fleet.use(A) as child:
+        async with fleet.use(A):
             launcher.last("a").say(Ready())
             await wait_all_tasks_blocked()
             assert status_of(fleet, "a") is Status.LOADED
-            assert child.info == {"id": "a"}, "it is not told again"
 
 
 # -- the end
@@ -689,8 +681,10 @@ async def test_a_drain_lets_requests_finish_and_refuses_those_who_wait() -> None
             await wait_all_tasks_blocked()
             assert isinstance(waiting.error, ServerClosingError)
             assert isinstance((await requests.begin("c")).error, ServerClosingError)
+            assert launcher.last("a").signals == [] and running.error is None
+            running.end()
+            await wait_all_tasks_blocked()
             assert launcher.last("a").signals == [signal.SIGTERM]
-            assert running.error is None
             launcher.last("a").end(0)
         with pytest.raises(ServerClosingError):
             await fleet.load(A)

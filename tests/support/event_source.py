@@ -25,9 +25,11 @@ class Gate:
 
     def __init__(self) -> None:
         self._allowed = threading.Semaphore(0)
+        self.n_asked = 0  # decodes that were begun
 
     def __call__(self, backend: ScriptedBackend) -> None:
         """Wait; for a backend's `on_decode`. Times out, so that a failing test does not hang."""
+        self.n_asked += 1
         assert self._allowed.acquire(timeout=60)
 
     def allow(self, n: int) -> None:

@@ -15,6 +15,7 @@ import hypercorn.trio
 import trio
 
 from tests.support.described import watch
+from tests.support.model_processes import InName
 from tests.support.waiting import patiently
 from trioserve.api.service import Service
 from trioserve.app import create_app
@@ -63,7 +64,7 @@ async def serving_script(
         yield url, service
 
 
-async def slots_in_use(service: Service) -> int:
+async def slots_in_use(service: Service | InName) -> int:
     """How many slots have a task."""
     status = await service.server.status()
     return sum(slot.task_id is not None for slot in status.slots)
@@ -130,14 +131,13 @@ async def read_response(stream: trio.SocketStream) -> httpx.Response:
 
 
 @asynccontextmanager
-async def child_app(
+async def serving_at(
     path: Path, backend: ScriptedBackend | None = None, **config: object
 ) -> AsyncIterator[Service]:
-    """Serve a scripted backend on a Unix socket, as the process of a model does."""
+    """Serve a scripted backend on a Unix socket."""
     config.setdefault("stream_interval_ms", 0)
     app = create_app(Config(**config), load=scripted(backend or ScriptedBackend()))
     service = app.extensions["trioserve"]
-    service.has_router = True
     async with serving(app, f"unix:{path}"):
         await service.wait_loaded()
         yield service

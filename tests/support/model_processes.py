@@ -72,6 +72,9 @@ class InName:
         self.signals.append(number)
         if number == signal.SIGKILL:
             self._code = -number
+            if self.end is not None:
+                self.end.shutdown(socket.SHUT_RDWR)
+            self._has_ended.set()  # what is left of it has no more effect
             self._scope.cancel()
         else:
             self._asked_to_end.set()
@@ -100,7 +103,7 @@ class InName:
             error = raised_alone(group)
             assert isinstance(error, TrioServeError), repr(error)
             status.tell(reports.Failed.of(error.message))
-            self._code = 1
+            self._code = self._code or 1
         finally:
             end.close()
             self._has_ended.set()
@@ -134,13 +137,11 @@ class LauncherInName:
         process = self.make(argv)
         self.started.append(process)
         ours, theirs = socket.socketpair()
-        frames = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        ours.setblocking(False)
         log = trio.testing.MemoryReceiveStream()
         log.put_eof()
         self.nursery.start_soon(process.run, theirs)
-        return Launched(
-            process.pid, frames, log, process.wait, process.send_signal, frames.socket.close
-        )
+        return Launched(process.pid, ours, log, process.wait, process.send_signal, ours.close)
 
 
 class ChildInName(Child):

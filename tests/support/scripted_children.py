@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -55,8 +56,8 @@ class ScriptedProcess:
     def __init__(self, argv: Sequence[str], *, obeys: bool = True) -> None:
         self.argv = argv
         self.pid = next(self._pids)
-        self.orders, self.said = trio.testing.MemorySendStream(), trio.testing.MemoryReceiveStream()
-        self.frames = trio.StapledStream(self.orders, self.said)
+        self.frames, self.end_of_frames = socket.socketpair()
+        self.frames.setblocking(False)
         self.log = trio.testing.MemoryReceiveStream()
         self.signals: list[signal.Signals] = []
         self.closed = False
@@ -76,7 +77,10 @@ class ScriptedProcess:
     # -- what the test has it do
 
     def say(self, report: Report) -> None:
-        self.said.put_data(framed(msgspec.msgpack.encode(report)))
+        self.send(framed(msgspec.msgpack.encode(report)))
+
+    def send(self, data: bytes) -> None:
+        self.end_of_frames.sendall(data)
 
     def write(self, text: str) -> None:
         self.log.put_data(text.encode())
@@ -92,7 +96,7 @@ class ScriptedProcess:
         self._ended.set()
 
     def fall_silent(self) -> None:
-        self.said.put_eof()
+        self.end_of_frames.close()
         self.log.put_eof()
 
     # -- what the router does with it
@@ -112,6 +116,7 @@ class ScriptedProcess:
     def close(self) -> None:
         assert self._code is not None, "it would be left alone"
         self.closed = True
+        self.frames.close()
 
 
 @attrs.define(eq=False)

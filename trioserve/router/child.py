@@ -166,7 +166,7 @@ class Child(Instance):
     def note_use(self) -> None:
         """Note that a request has begun or ended."""
         self.used_at = time.time()
-        if not self.n_users:
+        if self._stop.is_set() and not self.n_users:
             self._unused.set()
 
     def kill(self, reason: str) -> None:
@@ -206,11 +206,14 @@ class Child(Instance):
 
     async def _attend(self, process: Launched, told: Callable[[Report | None], None]) -> None:
         async with (
-            alongside(self._watch_over, partial(self._stop_when_asked, process)),
+            alongside(
+                self._watch_over,
+                partial(self._stop_when_asked, process),
+                partial(self._send_frames, process.frames),
+            ),
             trio.open_nursery() as reading,
         ):
             reading.start_soon(self._read_frames, process.frames, told)
-            reading.start_soon(self._send_frames, process.frames)
             reading.start_soon(self._read_log, process.log)
             self.exit_code = await process.wait()
             self.ended.set()

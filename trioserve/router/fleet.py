@@ -225,9 +225,10 @@ class Fleet(EnteredOnce):
             child.used_at = time.time()
             yield child
         finally:
+            used = lease.process
             self._schedule.leave(lease)
-            if isinstance(lease.process, Child):
-                lease.process.note_use()
+            if isinstance(used, Child):
+                used.note_use()
             self._turn()
 
     def _check(self, entry: ModelEntry, autoload: bool) -> None:

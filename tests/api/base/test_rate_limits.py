@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from tests.support.clients import client_and_service, client_of
-from tests.support.http_server import child_app, serving_script
+from tests.support.http_server import serving_at, serving_script
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
 
@@ -114,7 +114,7 @@ async def test_a_proxy_at_a_unix_socket_names_the_addresses(tmp_path: Path) -> N
     path = tmp_path / "proxy.sock"
     transport = httpx.AsyncHTTPTransport(uds=str(path))
     async with (
-        child_app(path, rate_limit_requests=1),
+        serving_at(path, rate_limit_requests=1),
         httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
     ):
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import trio
+import pytest
 
 from tests.support.fake_fleet import routed
 from tests.support.scripts import answering
-from tests.support.unix_server import playing
 from trioserve.api.router.metrics import joined
 
 METRICS = {"metrics_endpoint": True}
@@ -26,8 +25,8 @@ def test_each_metric_has_its_help_and_type_once() -> None:
     text = joined(
         f"{http}trioserve:http_answers_total 3\n{head}a:b_total 1\n".encode(),
         {
-            "one": f"{head}a:b_total 2\n{http}trioserve:http_answers_total 2\n".encode(),
-            'a"b\\c': f'{head}a:b_total{{x="y"}} 3\na:b_total{{model_name="z"}} 4\n'.encode(),
+            "one": f"{head}a:b_total 2\n{http}trioserve:http_answers_total 2\n",
+            'a"b\\c': f'{head}a:b_total{{x="y"}} 3\na:b_total{{model_name="z"}} 4\n',
         },
     )
     assert text == (
@@ -57,28 +56,20 @@ async def test_models_that_are_loaded_are_in_it_and_none_is_loaded_for_it() -> N
     assert sum(name.startswith("trioserve:http_connections") for name in seen) == 1
 
 
-async def test_a_model_that_dies_or_hangs_is_left_out(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async def die(stream: trio.SocketStream, request: bytes) -> None:
-        await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nprocess")
-
-    async def hang(stream: trio.SocketStream, request: bytes) -> None:
-        await trio.sleep_forever()
-
-    async def tell(stream: trio.SocketStream, request: bytes) -> None:
-        assert request.startswith(b"GET /metrics HTTP")
-        await stream.send_all(
-            b"HTTP/1.1 200 OK\r\nContent-Length: 21\r\n\r\n# TYPE a gauge\na 1.5\n"
-        )
-
-    async with (
-        playing(die) as dying,
-        playing(hang) as hanging,
-        playing(tell) as telling,
-        routed({"one": dying, "two": hanging, "three": telling}, **METRICS) as router,
-    ):
-        text = (await router.client.get("/metrics", timeout=None)).text
-    assert 'a{model_name="three"} 1.5' in text
-    assert 'model_name="one"' not in text and 'model_name="two"' not in text
+async def test_a_model_that_dies_or_hangs_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {name: answering("a") for name in ("one", "two", "three")}
+    async with routed(models, child=METRICS, silent={"two"}, **METRICS) as router:
+        router.processes["one"].die()
+        monkeypatch.setattr("trioserve.api.router.service._PATIENCE", 1.0)
+        text = (await router.client.get("/metrics")).text
+    assert 'llamacpp:prompt_tokens_total{model_name="three"}' in text
+    assert 'seconds_total{model_name="one"}' not in text
+    assert 'seconds_total{model_name="two"}' not in text
     assert 'trioserve:router_requests_running{model="one"}' in text
+
+
+async def test_a_model_without_metrics_is_left_out() -> None:
+    async with routed({"one": answering("a")}, **METRICS) as router:
+        text = (await router.client.get("/metrics")).text
+        assert 'model_name="one"' not in text and 'router_models{status="loaded"} 1.0' in text
+        assert (await router.client.get("/metrics?model=one")).status_code == 501

@@ -20,14 +20,14 @@ from trioserve.api.router import files
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import Source
 from trioserve.router.states import FleetEvent, ModelState, Status
-from trioserve.testing import ScriptedBackend
+from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.types import Modalities
 
 TWO = {"one": None, "two": None}
 
 
 async def test_the_list_of_models() -> None:
-    async with routed({"one": Path("/none"), "two": None}) as router:
+    async with routed({"one": ScriptedBackend(), "two": None}) as router:
         listed = (await router.client.get("/models")).json()
         assert (await router.client.get("/v1/models")).json() == listed
     assert listed["object"] == "list"
@@ -41,21 +41,12 @@ async def test_the_list_of_models() -> None:
     assert two["status"]["value"] == "unloaded"
 
 
-#: What the process of a model has told of it.
-META = {
-    **dict.fromkeys(("vocab_type", "n_ctx", "n_ctx_train", "n_embd", "n_params", "size"), 1),
-    "n_vocab": 512,
-    "ftype": "Q8_0",
-}
-
-
 async def test_what_is_known_of_a_model_that_runs() -> None:
-    async with routed(TWO) as router:
+    async with routed({"one": ScriptedBackend(), "two": None}, child={"alias": "other"}) as router:
         router.fleet.states["one"] = ModelState(
             value=Status.LOADED,
             args=("--model", "/one", "--host", "x.sock"),
             pid=123,
-            info={"meta": META, "id": "something else"},
             last_used=5.0,
             memory=9,
             memory_used=8,
@@ -65,7 +56,10 @@ async def test_what_is_known_of_a_model_that_runs() -> None:
             failed=True, exit_code=1, message="It died.", log_tail=("a", "b")
         )
         one, two = (await router.client.get("/models")).json()["data"]
-    assert one["meta"] == META
+        router.processes["one"].die()
+        await router.fleet.children["one"].ended.wait()
+        after, _ = (await router.client.get("/models")).json()["data"]
+    assert one["meta"]["n_ctx"] > 0 and one["meta"] == after["meta"]
     assert one["id"] == "one"
     assert one["status"] == {
         "value": "loaded",
@@ -97,22 +91,20 @@ async def test_what_a_model_takes_is_known_before_it_is_loaded(
         "embeds": ["--mmproj", str(projectors["mixed"]), "--embeddings"],
         "reads": ["--no-mmproj"],
         "broken": ["--mmproj", str(broken)],
-        "loaded": ["--mmproj", str(projectors["mlp"])],
     }
     expected = {
         "sees": ["text", "image"],
         "embeds": ["text", "image", "audio"],
         "reads": ["text"],
         "broken": ["text"],
-        "loaded": ["what it said"],
+        "loaded": ["text", "image", "audio"],
     }
-    async with routed(dict.fromkeys(flags)) as router:
+    hears = ScriptedBackend(projector=ScriptedProjector())
+    async with routed({**dict.fromkeys(flags), "loaded": hears}) as router:
         router.fleet.catalog.entries = {
-            name: entry(name, args=("--model", f"/{name}", *more)) for name, more in flags.items()
+            name: entry(name, args=("--model", f"/{name}", *more))
+            for name, more in {**flags, "loaded": []}.items()
         }
-        takes = {"input_modalities": ["what it said"], "output_modalities": ["text"]}
-        said = {"architecture": takes}
-        router.fleet.states["loaded"] = ModelState(value=Status.LOADED, info=said)
         for _ in range(2):
             listed = (await router.client.get("/v1/models")).json()["data"]
             found = {one["id"]: one["architecture"]["input_modalities"] for one in listed}
@@ -165,7 +157,7 @@ async def test_openai_and_anthropic_read_the_list() -> None:
 
 
 async def test_loading_and_unloading() -> None:
-    async with routed({"one": Path("/none"), "two": None}) as router:
+    async with routed({"one": ScriptedBackend(), "two": None}) as router:
         client = router.client
         loaded = await client.post("/models/load", json={"model": "two"})
         assert (loaded.status_code, loaded.json()) == (200, {"success": True})
@@ -284,12 +276,12 @@ async def test_only_what_was_downloaded_is_deleted() -> None:
 
 
 def test_the_bundled_model_is_a_toy_before_it_is_loaded() -> None:
-    toy = files.described(entry("bundled", path=BUNDLED), ModelState(), Modalities())
+    toy = files.described(entry("bundled", path=BUNDLED), ModelState(), Modalities(), {})
     assert (toy["is_toy"], len(toy["example_prompts"])) == (True, 3)
-    other = files.described(entry("one"), ModelState(), Modalities())
+    other = files.described(entry("one"), ModelState(), Modalities(), {})
     assert (other["is_toy"], other["example_prompts"]) == (False, [])
 
 
 def test_sources_have_names() -> None:
     for source in Source:
-        files.described(entry("one", source=source), ModelState(), Modalities())
+        files.described(entry("one", source=source), ModelState(), Modalities(), {})

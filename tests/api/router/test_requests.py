@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -11,14 +10,15 @@ import pytest
 import trio
 
 from tests.support.clients import error_body, events_in, named_events_in
+from tests.support.event_source import gated, text_in
 from tests.support.fake_fleet import routed
-from tests.support.http_server import chunks_of, connected, post
+from tests.support.http_server import chunks_of, connected, post, slots_in_use
 from tests.support.media_files import wav_file
+from tests.support.model_processes import InName
+from tests.support.paced_script import PacedScript
 from tests.support.projectors import WordProjector
-from tests.support.scripts import CHAT, answering
-from tests.support.unix_server import SSE_HEAD, chunk, playing, send
-from tests.support.waiting import patiently
-from trioserve.api.router.forwarding import PassedResponse
+from tests.support.scripts import CHAT, ENDLESS, answering
+from tests.support.waiting import patiently, until
 from trioserve.testing import ScriptedBackend
 
 TWO = {"one": None, "two": None}
@@ -183,44 +183,87 @@ async def test_control_is_for_the_model_that_knows_the_id() -> None:
         assert answer.json() == wanted
     async with routed({"one": None}) as router:  # and no model is loaded for it
         answer = await router.client.post("/v1/chat/completions/control", json=order)
-        assert answer.status_code == 404
+        assert answer.json() == wanted
 
 
 async def test_events_come_one_by_one() -> None:
-    backend, gate = gated("abc")
+    script = held("abc", at="a")
     body = json.dumps({**CHAT, "stream": True}).encode()
     async with (
-        routed({"one": backend}) as router,
+        routed({"one": script.backend()}) as router,
         chunks_of(router.url, post("/v1/chat/completions", body)) as next_chunk,
     ):
         read = ""
-        for text in ("a", "ab", "abc"):
-            gate.allow(1)
+        for text in ("a", "abc"):
             while text_in(read.encode()) != text:
                 read += await next_chunk()
-        gate.open()
+            script.go_on()
+
+
+def held(answer: str, *, at: str) -> PacedScript:
+    """A script that stops when its answer has come to a text."""
+    script = PacedScript()
+    script.answer = answer
+    script.hold_at(at)
+    return script
 
 
 # -- processes that end
 
 
-async def died(path: str, body: dict[str, Any], *, begun: bool) -> httpx.Response:
-    """Ask, and have the process die before it has answered, or after a part."""
-    backend, gate = gated("x" * 100)
+async def test_a_process_that_ends_before_its_answer() -> None:
+    backend, gate = gated("a")
     async with routed({"one": backend}) as router, trio.open_nursery() as nursery:
 
         async def die() -> None:
-            if begun:
-                gate.allow(3)
-                await until(lambda: len(router.processes["one"].server.engine_steps))
-            await until(lambda: is_busy(router))
+            await until(lambda: gate.n_asked)
             router.processes["one"].die()
             gate.open()
 
         nursery.start_soon(die)
-        return await router.client.post(path, json=body)
+        answer = await router.client.post("/completion", json={"prompt": "a"})
+        assert answer.status_code == 503
+        assert answer.json()["error"] == {
+            "code": "model_process_ended",
+            "message": "The process of the model ended before it had answered.",
+            "type": "unavailable_error",
+            "param": None,
+        }
 
 
+async def broken_stream(path: str, content_type: str = "text/event-stream") -> str:
+    """What comes of a stream whose process is killed."""
+    script = held("~!@#^*+", at="~!@#")
+    body = {**CHAT, "input": "Hi", "max_tokens": 100, "stream": True}
+    read = ""
+    async with routed({"one": script.backend()}) as router:
+        request = post(path, json.dumps(body).encode())
+        async with chunks_of(router.url, request, content_type) as next_chunk:
+            while "#" not in read:
+                read += await next_chunk()
+            router.processes["one"].die()
+            while "ended before it had answered" not in read:
+                read += await next_chunk()
+        script.go_on()
+        await router.service.n_forwarded.wait_value(0)
+    return read
+
+
+async def test_a_process_that_ends_in_its_stream() -> None:
+    *_, event = events_in(await broken_stream("/v1/chat/completions"), done=False)
+    assert event["error"]["code"] == "model_process_ended"
+    *_, event = named_events_in(await broken_stream("/v1/messages"))
+    assert (event["type"], event["error"]["type"]) == ("error", "overloaded_error")
+    *before, event = named_events_in(await broken_stream("/v1/responses"))
+    assert (event["type"], event["sequence_number"]) == ("error", len(before))
+    assert event["code"] == event["error"]["code"] == "model_process_ended"
+
+
+async def test_a_process_that_ends_in_a_stream_of_lines() -> None:
+    text = await broken_stream("/api/chat", "application/x-ndjson")
+    *parts, error = map(json.loads, text.splitlines())
+    assert all(part["done"] is False for part in parts)
+    assert error == {"error": "The process of the model ended before it had answered."}
 
 
 # -- clients that go away
@@ -230,8 +273,48 @@ async def test_a_client_that_goes_away_while_it_waits_is_forgotten() -> None:
     async with routed({"one": None}) as router:
         with patiently():
             async with connected(router.url) as stream:
-                await stream.send_all(post("/completion", b"{}"))
+                await stream.send_all(post("/completion", b'{"prompt": "a"}'))
                 await router.service.n_forwarded.wait_value(1)
             await router.service.n_forwarded.wait_value(0)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_client_that_goes_away_frees_the_slot(begun: bool) -> None:
+    backend, gate = gated("x" * ENDLESS, n_ctx=4 * ENDLESS, n_ctx_seq=ENDLESS)
+    async with routed({"one": backend}) as router:
+        with patiently():
+            async with connected(router.url) as stream:
+                await stream.send_all(post("/completion", b'{"prompt": "a", "stream": true}'))
+                await until(lambda: gate.n_asked)
+                if begun:
+                    gate.allow(5)
+                    assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
+                assert router.fleet.users == ["one"]
+            await router.service.n_forwarded.wait_value(0)
+            gate.open()
+            await until(lambda: is_free(router.processes["one"]))
+        assert router.fleet.users == []
+        assert gate.n_asked < ENDLESS
+
+
+async def is_free(process: InName) -> bool:
+    return not await slots_in_use(process)
+
+
+async def test_a_drain_waits_for_requests() -> None:
+    backend, gate = gated("hi")
+    async with routed({"one": backend}) as router:
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            answers.append((await router.client.post("/completion", json={"prompt": "a"})).json())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await until(lambda: gate.n_asked)
+            nursery.start_soon(router.service.drain)
+            await until(lambda: router.fleet.calls)
+            refused = await router.client.post("/completion", json={"prompt": "a"})
+            assert refused.status_code == 503
+            gate.open()
+        assert [answer["content"] for answer in answers] == ["hi"]

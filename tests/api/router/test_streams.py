@@ -10,8 +10,7 @@ from tests.support.event_source import gated, payloads_in, text_in, text_of
 from tests.support.fake_fleet import routed
 from tests.support.http_server import chunks_of, post
 from tests.support.scripts import CHAT, answering
-from tests.support.unix_server import SSE_HEAD, chunk, playing
-from tests.support.waiting import patiently
+from tests.support.waiting import patiently, until
 
 CHATS = "/v1/chat/completions"
 NAMED = {"X-Conversation-Id": "chat::two"}
@@ -36,9 +35,8 @@ async def test_a_stream_is_resumed() -> None:
         assert text_in(data + rest.content) == "0123456789" * 20
         await router.service.n_forwarded.wait_value(0)
         assert router.fleet.users == []
-        # It is the router's: the model has none, and is not asked.
-        assert list(router.children["two"].streams) == []
-        router.fleet.sockets.clear()
+        # It is the router's: the model is not asked.
+        router.fleet.children.clear()
         assert (await router.client.get(READ)).content == data + rest.content
         assert (await router.client.delete(READ)).status_code == 204
         assert (await router.client.get(READ)).status_code == 404
@@ -70,24 +68,36 @@ async def test_stopping_a_stream_frees_the_model() -> None:
 
 
 async def test_a_process_that_is_killed() -> None:
-    async def play(stream: trio.SocketStream, request: bytes) -> None:
-        await stream.send_all(SSE_HEAD + chunk(b'data: {"a": 1}\n\n') + b"8\r\ndata")
-
-    async with playing(play) as path, routed({"two": path}) as router:
-        answer = await router.client.post(CHATS, json=STREAM, headers=NAMED)
-        first, last = payloads_in(answer.content)
-        assert first == {"a": 1}
-        assert last["error"]["code"] == "model_process_ended"
-        assert (await router.client.get(READ)).content == answer.content
+    backend, gate = gated("0123456789" * 20)
+    async with routed({"two": backend}) as router:
+        gate.allow(20)
+        async with chunks_of(router.url, ASK) as next_chunk:
+            read = await next_chunk()
+            while not text_of(read):
+                read += await next_chunk()
+            router.processes["two"].die()
+            while "error" not in read:
+                read += await next_chunk()
+        gate.open()
+        first, *_, last = payloads_in(read.encode())
+        assert first["choices"] and last["error"]["code"] == "model_process_ended"
+        assert read.count("model_process_ended") == 1
+        assert (await router.client.get(READ)).content == read.encode()
 
 
 async def test_a_process_that_is_killed_before_it_answers() -> None:
-    async def play(stream: trio.SocketStream, request: bytes) -> None:
-        await stream.send_all(SSE_HEAD[:20])
+    backend, gate = gated("a")
+    async with routed({"two": backend}) as router, trio.open_nursery() as nursery:
 
-    async with playing(play) as path, routed({"two": path}) as router:
-        answer = await router.client.post(CHATS, json=STREAM, headers=NAMED)
+        async def die() -> None:
+            await until(lambda: gate.n_asked)
+            router.processes["two"].die()
+            gate.open()
+
+        nursery.start_soon(die)
+        answer = await router.client.post(CHATS, json={**STREAM, "stream": False}, headers=NAMED)
         assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "model_process_ended"
         assert (await router.client.get(READ)).status_code == 404
         unknown = await router.client.post(CHATS, json={**STREAM, "model": "x"}, headers=NAMED)
         assert unknown.status_code == 400

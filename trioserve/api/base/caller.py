@@ -47,6 +47,7 @@ class Caller:
         key: what that key may do; None: none was needed.
         headers: of the request.
         limits_left: gives the remainder of the client's rate limits, once the request was counted.
+        model: the name in the request's body or query, where many models are served.
         may_load: whether a model may be loaded for the request.
         wait_until: when it waits no longer for its model.
         on_wait: called with where it stands, while it waits for its model.
@@ -65,6 +66,7 @@ class Caller:
     key: Key | None = None
     headers: Headers = attrs.field(factory=Headers)
     limits_left: Callable[[], Mapping[str, Remaining]] = dict
+    model: str | None = None
     may_load: bool = True
     wait_until: float = math.inf
     on_wait: Callable[[Any], None] | None = None

@@ -125,6 +125,11 @@ class Route:
         schema = None if self.takes is None else of_fields(self.takes).get("stream")
         return None if schema is None else bool(schema["default"])
 
+    @property
+    def takes_bytes(self) -> bool:
+        """Whether it reads the body by itself, which is no object."""
+        return self._reads is not None
+
     def asks_for_stream(self, fields: Mapping[str, Any]) -> bool:
         """Whether a body asks for a stream."""
         stream = fields.get("stream")

@@ -95,7 +95,7 @@ class RouterService(AppState):
             DeadlineExceededError: the request has waited for too long.
             TrioServeError: as `Fleet.use`, and as `find`.
         """
-        entry = self.find(name, caller)
+        entry = self.find(name or caller.model, caller)
         if (known := caller.servers.get(entry.name)) is not None:
             return known
         if caller.method == "POST":

@@ -51,7 +51,7 @@ def patient(router: RouterService, route: Route, answer: Responder) -> Responder
         caller.may_load = may_load(router.config.models_autoload, incoming.query, caller)
         caller.wait_until = _deadline(fields, caller)
         work = partial(answer, incoming, caller, values, **more)
-        name = route.model_in(fields, incoming.query)
+        name = caller.model = route.model_in(fields, incoming.query)
         if (nothing := route.waiting.answer(fields)) is not None:  # it is about unloading
             caller.check_manages("unloading the model")
             entry = router.find(name, caller, exact=True)
@@ -82,9 +82,9 @@ async def _fields_of(route: Route, incoming: Incoming) -> Mapping[str, Any]:
         form = await incoming.form()
         fields: dict[str, Any] = {name: values[-1] for name, values in form.fields.items()}
         return {**fields, "stream": form.flag("stream")}
-    if route.takes is None:
+    if route.takes_bytes:
         return {}
-    return await incoming.fields(may_be_empty=bool(route.query))
+    return await incoming.fields(may_be_empty=route.takes is None or bool(route.query))
 
 
 def may_load(default: bool, query: Mapping[str, str], caller: Caller) -> bool:
