@@ -17,7 +17,7 @@ from mcp import Client
 from tests.server.test_keys import table
 from tests.support.canned_server import serving_bytes
 from tests.support.fake_fleet import FakeCatalog, FakeFleet, entry
-from tests.support.http_server import serving_at, serving, serving_script, slots_in_use
+from tests.support.http_server import serving, serving_at, serving_script, slots_in_use
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripts import answering, endless, noting
 from tests.support.waiting import patiently

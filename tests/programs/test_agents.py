@@ -24,6 +24,7 @@ from tests.programs.table import Works
 from tests.support.fake_fleet import routed
 from tests.support.http_server import slots_in_use
 from tests.support.message_writers import WRITERS
+from tests.support.model_processes import InName
 from tests.support.scripts import ENDLESS
 from tests.support.vocabularies import chat_templates
 from tests.support.waiting import until
@@ -288,7 +289,7 @@ async def test_ctrl_c_frees_the_slot(
             router = await stack.enter_async_context(
                 routed({"one": backend_of(endless), "two": backend_of(endless)})
             )
-            url, service = router.url, router.children["two"]
+            url, service = router.url, router.processes["two"]
         model = [] if way == "alone" else ["--model", "two"]
         command = launching(name, url, *TASKS[name].arguments, flags=model)
         environ = environment_of(name, home=workplace.home, **TASKS[name].environ)
@@ -302,5 +303,5 @@ async def test_ctrl_c_frees_the_slot(
     works(name, f"Ctrl-C frees the slot ({way})")
 
 
-async def all_free(service: Service) -> bool:
+async def all_free(service: Service | InName) -> bool:
     return await slots_in_use(service) == 0

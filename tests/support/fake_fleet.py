@@ -192,7 +192,12 @@ async def routed(
         name: str, backend: ScriptedBackend, *, silent: bool = False
     ) -> tuple[Child, InName]:
         settings = Config(**{"alias": name, "stream_interval_ms": 0, **(child or {})})  # type: ignore[arg-type]
-        return await child_of(nursery, scripted(backend), settings, name, silent=silent)
+
+        def on_usage(model: str, rows: Any) -> None:
+            fleet.on_usage(model, rows)
+
+        load = scripted(backend)
+        return await child_of(nursery, load, settings, name, silent=silent, on_usage=on_usage)
 
     async with trio.open_nursery() as nursery:
 

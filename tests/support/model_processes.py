@@ -27,6 +27,7 @@ from trioserve.model_process.messages import Introduced
 from trioserve.model_process.serving import ModelProcess
 from trioserve.router.child import Child, HealthCheck
 from trioserve.server.server import Server
+from trioserve.server.usage import Usage
 
 _pids = count(2000)
 
@@ -94,7 +95,7 @@ class InName:
         status = Reporter(parent := ParentSocket(end))
         try:
             with self._scope:
-                server = Server(self.config, load=self.load)
+                server = Server(self.config, load=self.load, usage=Usage())
                 process = self._process = process_of(server, parent)
                 if self.silent:
                     process._receive = trio.sleep_forever
@@ -154,10 +155,6 @@ class ChildInName(Child):
         self.line.known.model = introduced.facts.model(self.settings)
 
 
-def nothing_told(report: Report | None) -> None:
-    """Take no note of a report."""
-
-
 async def child_of(
     nursery: trio.Nursery,
     load: Callable[..., Any],
@@ -165,13 +162,16 @@ async def child_of(
     name: str = "one",
     *,
     silent: bool = False,
+    on_usage: Callable[[str, Any], None] = lambda *_: None,
 ) -> tuple[ChildInName, InName]:
     """Start a process in name only; gives it as the router and as the test see it."""
     process = InName(config, load, silent=silent)
     ready = trio.Event()
 
     def told(report: Report | None) -> None:
-        if report is None or isinstance(report, reports.Ready):
+        if isinstance(report, reports.Usage):
+            on_usage(name, report.rows)
+        elif report is None or isinstance(report, reports.Ready):
             ready.set()
 
     launcher = LauncherInName(nursery, lambda _argv: process)

@@ -74,9 +74,10 @@ async def _serve(
     config: Config, status: Reporter, parent: ParentSocket, load: Loader, log: LogSender
 ) -> int:
     from trioserve.server.server import Server
+    from trioserve.server.usage import Usage
 
     try:
-        server = Server(await fetch(status, config), load=load)
+        server = Server(await fetch(status, config), load=load, usage=Usage())
         process = process_of(server, parent)
         log.outbox = process.outbox
         collecting = partial(keep_collecting, lambda: server.memory.n_held)

@@ -274,10 +274,7 @@ async def _follow_model(
 
 async def report_usage(server: Server, status: Reporter) -> None:
     """Report what API keys use, until cancelled, and the rest then."""
-    from trioserve.server.usage import Usage
-
-    usage = Usage()
-    server.observers.append(usage)
+    usage = server.resources.usage
     try:
         while True:
             await usage.news.wait()

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.support.fake_fleet import Routed, entry, routed
-from tests.support.http_server import child_app, chunks_of, post
+from tests.support.http_server import chunks_of, post
 from tests.support.ollama_api import ASK, lines_in, with_client
 from tests.support.scripts import answering
 from trioserve._version import __version__
@@ -22,7 +22,7 @@ from trioserve.api.ollama.events import CONTENT_TYPE
 from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import ModelEntry, Source
-from trioserve.router.states import FleetEvent, ModelState, QueueStatus, Status
+from trioserve.router.states import FleetEvent, QueueStatus, Status
 
 MISSING = Path("/nothing.gguf")
 
@@ -60,11 +60,15 @@ async def test_the_models_that_are_here_are_listed() -> None:
         assert answer.json()["trioserve"] == __version__
 
 
-async def test_the_models_that_are_loaded_say_it_themselves(tmp_path: Path) -> None:
-    backends = {"one": answering("Hi"), "gone": tmp_path / "gone.sock", "asleep": answering("Hi")}
+async def test_the_models_that_are_loaded_say_it_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # It would look at all objects of the tests.
+    monkeypatch.setattr("trioserve.server.lifecycle.sleep.release_memory", lambda: None)
+    backends = {name: answering("Hi") for name in ("one", "gone", "asleep")}
     async with routed(backends, child={"sleep_idle_seconds": 3600}) as router:
-        asleep = ModelState(value=Status.SLEEPING, socket_path=router.fleet.sockets["asleep"])
-        router.fleet.states["asleep"] = asleep
+        router.processes["gone"].die()
+        await router.processes["asleep"].server.sleep()
 
         def use(client: ollama.Client) -> None:
             (running,) = client.ps().models
@@ -76,15 +80,10 @@ async def test_the_models_that_are_loaded_say_it_themselves(tmp_path: Path) -> N
         assert router.fleet.users == []
 
 
-async def test_a_process_that_does_not_answer_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_that_does_not_answer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trioserve.api.router.service._WORD", 0.05)
-    with trio.socket.socket(trio.socket.AF_UNIX) as silent:
-        await silent.bind(str(tmp_path / "silent.sock"))
-        silent.listen()
-        async with routed({"one": tmp_path / "silent.sock"}) as router:
-            assert (await router.client.get("/api/ps")).json() == {"models": []}
+    async with routed(silent={"one"}) as router:
+        assert (await router.client.get("/api/ps")).json() == {"models": []}
 
 
 async def test_a_model_is_shown_by_its_file() -> None:
@@ -245,24 +244,19 @@ def streaming(
         ("/api/generate", {"response": ""}),
     ],
 )
-async def test_a_stream_whose_model_loads_has_empty_parts(
-    path: str, empty: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_a_stream_whose_model_loads_has_empty_parts(path: str, empty: dict[str, Any]) -> None:
     body = {**ASK, "model": "one", "prompt": "Hi", "sse_ping_interval": 0.1}
     async with routed({"one": None}) as router:
-        fleet = router.fleet
-        fleet.news = [QueueStatus(position=0, status=Status.LOADING)]
+        router.fleet.news = [QueueStatus(position=0, status=Status.LOADING)]
         async with streaming(router, path, body) as next_chunk:
             for _ in range(2):
                 (part,) = lines_in(await next_chunk())
                 assert part.pop("created_at")
                 assert part == {"model": "one", **empty, "done": False}
-            async with child_app(tmp_path / "one.sock", answering("Hello")):
-                fleet.sockets["one"] = tmp_path / "one.sock"
-                fleet.change()
-                rest = ""
-                while '"done":true' not in rest:
-                    rest += await next_chunk()
+            await router.load("one", answering("Hello"))
+            rest = ""
+            while '"done":true' not in rest:
+                rest += await next_chunk()
         assert lines_in(rest)[-1]["done_reason"] == "stop"
 
 

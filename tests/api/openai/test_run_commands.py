@@ -58,7 +58,7 @@ async def test_a_command_that_is_approved_and_stopped_behind_a_router(tmp_path: 
     mark = f"2002.{os.getpid()}"
     backends = {"one": answering("Hi"), "two": commanding(f"sleep {mark}"), "three": None}
     async with (
-        routed(backends, child=with_commands(tmp_path)) as router,
+        routed(backends, **with_commands(tmp_path)) as router,
         reading(router.url, model="two") as events,
     ):
         id_, needed = await events.until("approval")
@@ -81,7 +81,7 @@ async def test_a_command_that_is_approved_and_stopped_behind_a_router(tmp_path: 
 
 async def test_a_client_that_leaves_a_router_ends_the_commands(tmp_path: Path) -> None:
     mark = f"2003.{os.getpid()}"
-    async with routed({"one": sleeping(mark)}, child=with_commands(tmp_path)) as router:
+    async with routed({"one": sleeping(mark)}, **with_commands(tmp_path)) as router:
         async with reading(router.url, **ALL) as events:
             await events.until("started")
             await until(mark, 4)

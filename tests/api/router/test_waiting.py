@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import socket
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import attrs
 import pytest
 import trio
 
 from tests.support.clients import events_in, named_events_in
 from tests.support.fake_fleet import Routed, routed
-from tests.support.http_server import child_app, chunks_of, post
+from tests.support.http_server import chunks_of, post
 from tests.support.scripts import CHAT, answering
 from tests.support.waiting import until
 from trioserve.errors import ModelLoadError
 from trioserve.router.states import QueueStatus, Status
 
+ASK = {"prompt": "a"}
 STREAM = {**CHAT, "stream": True}
 TELLING = {**STREAM, "queue_comments": True}
 
@@ -34,7 +31,7 @@ def streaming(
 
 
 @pytest.mark.system
-async def test_a_stream_tells_where_it_stands(tmp_path: Any) -> None:
+async def test_a_stream_tells_where_it_stands() -> None:
     async with routed({"one": None}) as router:
         fleet = router.fleet
         fleet.news = [QueueStatus(position=1, status=Status.UNLOADED)]
@@ -43,12 +40,10 @@ async def test_a_stream_tells_where_it_stands(tmp_path: Any) -> None:
             fleet.news = [QueueStatus(position=0, status=Status.LOADING, progress=0.5)]
             fleet.change()
             assert await next_chunk() == ": loading the model, 50%\n\n"
-            async with child_app(tmp_path / "one.sock", answering("Hello")):
-                fleet.sockets["one"] = tmp_path / "one.sock"
-                fleet.change()
-                rest = ""
-                while not rest.endswith("data: [DONE]\n\n"):
-                    rest += await next_chunk()
+            await router.load("one", answering("Hello"))
+            rest = ""
+            while not rest.endswith("data: [DONE]\n\n"):
+                rest += await next_chunk()
         deltas = [event["choices"][0]["delta"] for event in events_in(rest)]
         assert "".join(delta.get("content") or "" for delta in deltas) == "Hello"
 
@@ -63,18 +58,16 @@ async def test_a_stream_that_does_not_ask_gets_pings() -> None:
 
 
 @pytest.mark.system
-async def test_a_stream_that_is_stored_tells_where_it_stands(tmp_path: Any) -> None:
+async def test_a_stream_that_is_stored_tells_where_it_stands() -> None:
     path, body = "/v1/responses", {**TELLING, "input": "Hi"}
     async with routed({"one": None}) as router:
         router.fleet.news = [QueueStatus(position=1, status=Status.UNLOADED)]
         async with streaming(router, body, path) as next_chunk:
             assert await next_chunk() == ": waiting for the model, position 2\n\n"
-            async with child_app(tmp_path / "one.sock", answering("Hello")):
-                router.fleet.sockets["one"] = tmp_path / "one.sock"
-                router.fleet.change()
-                rest = ""
-                while "event: response.completed" not in rest:
-                    rest += await next_chunk()
+            await router.load("one", answering("Hello"))
+            rest = ""
+            while "event: response.completed" not in rest:
+                rest += await next_chunk()
         response = json.loads(rest.rpartition("\ndata: ")[2])["response"]
         assert (await router.client.get(f"{path}/{response['id']}")).json() == response
 
@@ -111,23 +104,25 @@ async def test_a_model_that_cannot_be_loaded_after_the_answer_has_begun() -> Non
             assert event["error"]["message"] == "It is broken."
 
 
-async def test_what_the_child_refuses_after_the_answer_has_begun(tmp_path: Any) -> None:
-    async with (
-        routed({"one": None}) as router,
-        child_app(tmp_path / "one.sock", answering("Hello")),
-        streaming(router, {**TELLING, "messages": 5}) as next_chunk,
-    ):
+async def test_what_the_model_refuses_after_the_answer_has_begun() -> None:
+    body = {**TELLING, "messages": [{"role": "user", "content": "long " * 2000}]}
+    async with routed({"one": None}) as router, streaming(router, body) as next_chunk:
         assert await next_chunk() == ":\n\n"
-        router.fleet.sockets["one"] = tmp_path / "one.sock"
-        router.fleet.change()
+        await router.load("one", answering("Hello"))
         (event,) = events_in(await next_chunk(), done=False)
-        assert event["error"]["param"] == "messages"
+        assert event["error"]["code"] == "context_length_exceeded"
+
+
+async def test_what_is_wrong_in_itself_is_refused_before_the_model_is_loaded() -> None:
+    async with routed({"one": None}) as router:
+        answer = await router.client.post("/v1/chat/completions", json={**STREAM, "messages": 5})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
 
 
 async def test_a_request_may_do_without_loading() -> None:
     async with routed({"one": None}) as router:
         for autoload in ("false", "0"):
-            answer = await router.client.post(f"/completion?autoload={autoload}", json={})
+            answer = await router.client.post(f"/completion?autoload={autoload}", json=ASK)
             assert answer.status_code == 400
             assert "not loaded" in answer.json()["error"]["message"]
         for method, path in (("POST", "/completion"), ("GET", "/slots"), ("GET", "/props")):
@@ -140,7 +135,8 @@ async def test_a_request_may_do_without_loading() -> None:
                 assert answer.status_code == 400, "a GET loads no model"
                 assert "not loaded" in answer.json()["error"]["message"]
     async with routed({"one": None}, models_autoload=False) as router:
-        assert (await router.client.post("/completion", json={})).status_code == 400
+        answer = await router.client.post("/completion", json=ASK)
+        assert (answer.status_code, "not loaded" in answer.text) == (400, True)
 
 
 # -- deadlines
@@ -169,109 +165,32 @@ async def test_a_deadline_after_the_answer_has_begun() -> None:
         assert error["error"]["code"] == "deadline_exceeded"
 
 
-@attrs.frozen
-class Dying:
-    """A child that has just died: its socket is there, and nobody listens."""
-
-    router: Routed
-
-    def next(self, path: Path) -> None:
-        """The router takes note of that, and has another one."""
-        fleet = self.router.fleet
-        fleet.ended.set()
-        fleet.ended = trio.Event()
-        fleet.sockets["one"] = path
-
-
-@asynccontextmanager
-async def dying(tmp_path: Path) -> AsyncIterator[Dying]:
-    """A router that does not know yet that its child has died."""
-    path = tmp_path / "dead.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-    async with routed({"one": path}) as router:
-        yield Dying(router)
-
-
-async def until_waiting(router: Routed) -> None:
-    """Wait until a request was refused by the dead child, and has left its place there."""
-    await until(lambda: router.service.n_forwarded and not router.fleet.users)
+# -- processes that end while requests wait for them
 
 
 @pytest.mark.parametrize("body", [CHAT, STREAM])
-async def test_a_request_that_a_dead_child_does_not_take_goes_to_the_next(
-    tmp_path: Path, body: dict[str, Any]
-) -> None:
-    async with dying(tmp_path) as child, child_app(tmp_path / "one.sock", answering("Hello")):
-        router, texts = child.router, list[str]()
+async def test_those_who_wait_get_the_next_process(body: dict[str, Any]) -> None:
+    async with routed({"one": answering("first")}) as router, trio.open_nursery() as nursery:
+        router.processes["one"].die()
+        await router.fleet.children.pop("one").ended.wait()
+        texts = list[str]()
 
         async def ask() -> None:
             answer = await router.client.post("/v1/chat/completions", json=body)
             assert answer.status_code == 200
             texts.append(answer.text)
 
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(ask)
-            await until_waiting(router)
-            child.next(tmp_path / "one.sock")
-        assert all("model_process_ended" not in text for text in texts)
-        assert len(texts) == 3
+        for _ in range(3):
+            nursery.start_soon(ask)
+        await router.service.n_forwarded.wait_value(3)
+        await router.load("one", answering("Hello"))
+        await until(lambda: len(texts) == 3)
+    assert all("model_process_ended" not in text for text in texts)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="others do not tell what was not read")
-@pytest.mark.parametrize("body", [CHAT, STREAM])
-async def test_a_request_that_a_dying_child_has_not_read_goes_to_the_next(
-    tmp_path: Path, body: dict[str, Any]
-) -> None:
-    path = tmp_path / "dying.sock"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        async with (
-            routed({"one": path}) as router,
-            child_app(tmp_path / "one.sock", answering("Hello")),
-            trio.open_nursery() as nursery,
-        ):
-
-            async def die() -> None:
-                await trio.lowlevel.wait_readable(listener)
-                listener.close()
-                Dying(router).next(tmp_path / "one.sock")
-
-            nursery.start_soon(die)
-            answer = await router.client.post("/v1/chat/completions", json=body)
-            # Where it is streamed, what comes first is up to how busy the machine is.
-            assert (answer.status_code, '"content":"H' in answer.text) == (200, True)
-
-
-async def test_a_stream_that_waits_for_the_next_child_gets_pings(tmp_path: Path) -> None:
-    async with dying(tmp_path) as child, child_app(tmp_path / "one.sock", answering("Hello")):
-        async with streaming(child.router, {**STREAM, "sse_ping_interval": 0.1}) as next_chunk:
-            assert await next_chunk() == ":\n\n"
-            child.next(tmp_path / "one.sock")
-            rest = ""
-            while not rest.endswith("data: [DONE]\n\n"):
-                rest += await next_chunk()
-        assert '"content":"H' in rest
-
-
-async def test_a_deadline_counts_while_a_request_waits_for_the_next_child(tmp_path: Path) -> None:
-    async with dying(tmp_path) as child:
-        answer = await child.router.client.post(
-            "/v1/chat/completions", json={**CHAT, "timeout": 0.1}
-        )
-        assert (answer.status_code, "deadline" in answer.text) == (504, True)
-
-
-async def test_a_child_for_which_too_many_wait(tmp_path: Path) -> None:
-    path = tmp_path / "busy.sock"
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as one:
-        listener.bind(str(path))
-        listener.listen(0)
-        one.connect(str(path))
-        async with routed({"one": path}) as router:
-            answer = await router.client.post("/v1/chat/completions", json=CHAT)
-            assert answer.status_code == 503
-            assert "takes no requests" in answer.json()["error"]["message"]
+async def test_a_request_to_a_process_that_has_just_died_gets_an_error() -> None:
+    async with routed({"one": answering("first")}) as router:
+        router.processes["one"].die()
+        await router.fleet.children["one"].ended.wait()
+        answer = await router.client.post("/v1/chat/completions", json=CHAT)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_process_ended")

@@ -21,7 +21,6 @@ from tests.support.scripts import answering
 from tests.support.waiting import PATIENCE, until
 from trioserve.api.service import AppState
 from trioserve.children.reports import KeyUsage
-from trioserve.server.usage import Usage
 from trioserve.store.usage import UsageRow, Used, day_of
 from trioserve.testing import ScriptedBackend
 
@@ -82,12 +81,11 @@ async def test_metrics_show_a_key_its_own_usage_and_that_of_all_if_it_may_manage
         assert await names(client, "c") == {"chat"}
         assert await names(client, "a") == {"admin", "chat", "other"}
     async with routed(child=settings, **settings) as router:
-        for state in (router.service, router.children["one"]):
-            for key in ("admin", "chat", "other"):
-                record(state, "2026-01-01", key, "one", 1)
-        for path in ("/metrics", "/metrics?model=one"):
-            assert await names(router.client, "c", path) == {"chat"}
-            assert await names(router.client, "a", path) == {"admin", "chat", "other"}
+        for key in ("admin", "chat", "other"):
+            record(router.service, "2026-01-01", key, "one", 1)
+        assert await names(router.client, "c") == {"chat"}
+        assert await names(router.client, "a") == {"admin", "chat", "other"}
+        assert await names(router.client, "a", "/metrics?model=one") == set()
         of_json = await ask(router.client, "c", "/v1/metrics")
         assert of_json.status_code == 200 and "other" not in of_json.text
 
@@ -203,11 +201,12 @@ async def test_what_waits_is_refused_when_the_budget_is_used_up_before_it_has_a_
         if in_router:
             opened = routed({"one": backend}, child=settings, **settings)
             router = await stack.enter_async_context(opened)
-            client, service = router.client, router.children["one"]
+            client, server = router.client, router.processes["one"].server
         else:
             client, service = await stack.enter_async_context(
                 client_and_service(backend, **settings)
             )
+            server = service.server
 
         async def chat(key: str, stream: bool) -> None:
             body = CHAT | {"max_tokens": 250, "stream": stream, "return_progress": stream}
@@ -216,7 +215,7 @@ async def test_what_waits_is_refused_when_the_budget_is_used_up_before_it_has_a_
         async with trio.open_nursery() as nursery:
             for i in range(40):
                 nursery.start_soon(chat, "c", i % 2 == 1)
-            dispatcher = service.server.lifecycle.services.dispatcher
+            dispatcher = server.lifecycle.services.dispatcher
             await until(lambda: len(dispatcher) == 40)
             may_go_on.set()
         refused = [answer for answer in answers if answer.status_code != 200]
@@ -224,20 +223,18 @@ async def test_what_waits_is_refused_when_the_budget_is_used_up_before_it_has_a_
         for answer in refused:
             assert answer.status_code == 429 and int(answer.headers["retry-after"]) > 0
             assert answer.json()["error"]["code"] == "insufficient_quota"
-        (used,) = service.usage.totals.values()
+        (used,) = server.resources.usage.totals.values()
         assert used.output_tokens == 500 and used.input_tokens < 300
         await chat("o", False)
         assert answers[-1].status_code == 200
-        await assert_at_rest(service.server)
+        await assert_at_rest(server)
 
 
 async def test_a_router_has_what_its_models_report_and_keeps_budgets(keys: str) -> None:
     async with routed(keys_file=keys, child={"keys_file": keys}) as router:
         assert router.fleet.on_usage is not None
-        of_child = Usage()
-        router.children["one"].server.observers.append(of_child)
         assert (await ask(router.client, "c", "/v1/chat/completions", CHAT)).status_code == 200
-        router.fleet.on_usage("one", of_child.take_rows())
+        await until(lambda: router.service.usage.totals)
         (one,) = (await ask(router.client, "c")).json()["data"]
         assert one["requests"] == 1 and one["output_tokens"] == 2
         today = one["day"]

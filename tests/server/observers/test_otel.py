@@ -191,7 +191,7 @@ async def test_over_http_it_is_a_child_of_the_callers() -> None:
 async def test_through_a_router_too() -> None:
     traced = Traced()
     async with routed() as router:
-        router.children["one"].server.observers.append(traced.observer)
+        router.processes["one"].server.observers.append(traced.observer)
         body = {"prompt": "p", "n_predict": 2}
         await router.client.post("/completion", json=body, headers={"traceparent": TRACEPARENT})
     assert traced.span.parent is not None

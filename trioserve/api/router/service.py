@@ -33,6 +33,7 @@ from trioserve.router.child import Child
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import FleetEvent
+from trioserve.server.model import LoadedModel
 from trioserve.server.model_server import ModelServer
 from trioserve.server.observers.observer import Observer, RequestLog
 from trioserve.tools.registry import ToolRegistry, open_registry
@@ -218,8 +219,12 @@ class RouterService(AppState):
                 expires=time.time() + seconds[one.name] if seconds[one.name] < math.inf else None,
             )
             for one in self._visible(caller)
-            if one.name in seconds and (model := self.fleet.known(one.name).model) is not None
+            if one.name in seconds and (model := self._model_in_memory(one)) is not None
         ]
+
+    def _model_in_memory(self, entry: ModelEntry) -> LoadedModel | None:
+        known = self.fleet.known(entry.name)
+        return None if known.sleeping else known.model
 
     async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Describe the router, or a model."""

@@ -47,8 +47,8 @@ def patient(router: RouterService, route: Route, answer: Responder) -> Responder
     async def waits(
         incoming: Incoming, caller: Caller, values: Mapping[str, str], **more: Any
     ) -> Reply:
-        fields = await _fields_of(route, incoming)
         caller.may_load = may_load(router.config.models_autoload, incoming.query, caller)
+        fields = await _fields_of(route, incoming)
         caller.wait_until = _deadline(fields, caller)
         work = partial(answer, incoming, caller, values, **more)
         name = caller.model = route.model_in(fields, incoming.query)
