@@ -546,7 +546,11 @@ class ModelServer(ABC):
 
     @abstractmethod
     async def written_metrics(self, *, as_json: bool = False) -> str:
-        """Write the metrics, which are configured: for Prometheus, or as a JSON object."""
+        """Write the metrics: for Prometheus with those of the process, or as a JSON object.
+
+        Raises:
+            NotSupportedError: they are not configured.
+        """
 
     # -- LoRA adapters
 

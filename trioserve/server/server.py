@@ -16,7 +16,7 @@ from trioserve.chat.messages import Messages as ParsedMessages
 from trioserve.chat.params import ChatParams
 from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
-from trioserve.errors import ConfigError, RateLimitError
+from trioserve.errors import ConfigError, NotSupportedError, RateLimitError
 from trioserve.server.context import ANYONE, RequestContext
 from trioserve.server.generation.embeddings import Classification, Embeddings, Ranking
 from trioserve.server.generation.requests import Queue, ServerResources, cache_owner
@@ -30,6 +30,7 @@ from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.limits.rates import Counted
 from trioserve.server.model import LoadedModel
 from trioserve.server.model_server import ModelServer
+from trioserve.server.observers.metrics import render_process
 from trioserve.server.observers.observer import Observer
 from trioserve.server.prompts.infill import Gap
 from trioserve.server.prompts.text import AnyPrompt, Messages, PromptLike
@@ -332,11 +333,13 @@ class Server(EnteredOnce, ModelServer):
 
     async def written_metrics(self, *, as_json: bool = False) -> str:
         """See `ModelServer`."""
-        assert self.metrics is not None
+        if self.metrics is None:
+            raise NotSupportedError("This model has no metrics. Start it with `--metrics`")
         now = await self.status()
         if as_json:
             return json.dumps(self.metrics.snapshot(now))
-        return self.metrics.render(now).decode()
+        own = await trio.to_thread.run_sync(render_process)
+        return (self.metrics.render(now) + own).decode()
 
     # -- LoRA adapters
 
