@@ -42,6 +42,7 @@ from trioserve.model_process.questions import question_of
 from trioserve.server.dispatch import UNREAD_BYTES, Mailbox
 from trioserve.server.model import LoadedModel
 from trioserve.server.stream import Source
+from trioserve.server.transcription.transcript import TranscriptEvent
 from trioserve.types import CancelReason, Chunk, Event, Failed
 
 _T = TypeVar("_T")
@@ -79,13 +80,13 @@ class OpenCall:
         source: of the streams that it opens.
         value: the answer.
         mailboxes: of the tasks that it opened.
-        events: what it tells after the answer: the name of a class, and the fields.
+        events: of a transcript.
     """
 
     source: Source
     value: Any = None
     mailboxes: list[Mailbox] = attrs.field(factory=list)
-    events: Feed[tuple[str, msgspec.Raw]] = attrs.field(factory=Feed)
+    events: Feed[TranscriptEvent] = attrs.field(factory=Feed)
     _answer: Feed[Any] = attrs.field(factory=Feed)
     _gives: Any = None
 
@@ -277,9 +278,9 @@ class Connection:
                     call.end(error.error)
             case Adapted(adapters):
                 self.known.adapters = adapters
-            case Heard(id_, kind, event):
+            case Heard(id_):
                 if (call := self._calls.get(id_)) is not None:
-                    call.events.put((kind, event))
+                    call.events.put(message.event)
                     if len(call.events) > _MAX_EVENTS:
                         raise FrameError("it sends more than it may")
 

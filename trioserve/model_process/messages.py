@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import attrs
 import msgspec
 import numpy as np
 import trio
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from trioserve import errors
 from trioserve.chat.messages import Messages
@@ -23,13 +23,19 @@ from trioserve.chat.template.render import ChatTemplate
 from trioserve.children.frames import FrameError
 from trioserve.children.reports import Report
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError, TrioServeError, UnsupportedFieldError
+from trioserve.errors import (
+    InvalidRequestError,
+    TrioServeError,
+    UnavailableError,
+    UnsupportedFieldError,
+)
 from trioserve.server.adapters import AdapterNames
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.text import ChatOpening
 from trioserve.server.model import LoadedModel, VocabFacts, template_of
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt
+from trioserve.server.transcription.transcript import Segment, Summary, Text, TranscriptEvent
 from trioserve.types import (
     AdapterInfo,
     CancelReason,
@@ -263,18 +269,38 @@ class Refused(_Said, frozen=True, tag=7):
 
 
 class Heard(_Said, frozen=True, tag=8):
-    """An event of a transcript: the name of its class, and its fields."""
+    """An event of a transcript, which is one of the three."""
 
     id: int
-    kind: str
-    event: Raw
+    text: Text | None = None
+    segment: Segment | None = None
+    summary: Summary | None = None
+
+    @classmethod
+    def of(cls, id_: int, event: TranscriptEvent) -> Heard:
+        """Write an event."""
+        told: dict[str, Any] = {type(event).__name__.lower(): event}
+        return cls(id_, **told)
+
+    @property
+    def event(self) -> TranscriptEvent:
+        """The event. Raises FrameError: there is none."""
+        if (event := self.text or self.segment or self.summary) is None:
+            raise FrameError("an event of a transcript is missing")
+        return event
+
+
+#: Cells of the media in a prompt.
+_MAX_CELLS = 2**22
+
+_Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
 
 class PromptFacts(Struct, frozen=True):
     """A prompt, without what its media show."""
 
     tokens: bytes
-    media: list[tuple[int, MediaKind, int, int]]
+    media: list[tuple[_Count, MediaKind, _Count, _Count]]
 
     @classmethod
     def of(cls, prompt: Prompt) -> PromptFacts:
@@ -285,6 +311,8 @@ class PromptFacts(Struct, frozen=True):
     @property
     def prompt(self) -> Prompt:
         """The same as a prompt."""
+        if sum(cells for _, _, cells, _ in self.media) > _MAX_CELLS:
+            raise UnavailableError("The process of the model tells of a prompt that cannot be.")
         tokens = array("i")
         tokens.frombytes(self.tokens)
         chunks = [

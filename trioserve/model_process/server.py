@@ -24,7 +24,6 @@ from trioserve.fair_limiter import offload
 from trioserve.model_process.connection import Line, OpenCall, ask
 from trioserve.model_process.messages import (
     Opened,
-    read_value,
 )
 from trioserve.model_process.questions import as_tuples
 from trioserve.server.adapters import AdapterNames, AdapterScales
@@ -40,9 +39,6 @@ from trioserve.server.observers.observer import Observer
 from trioserve.server.prompts.text import AnyPrompt, Messages, n_chars
 from trioserve.server.stream import Stream
 from trioserve.server.transcription.transcript import (
-    Segment,
-    Summary,
-    Text,
     TranscriptionParams,
     TranscriptStream,
 )
@@ -192,8 +188,8 @@ class ChildServer(ModelServer):
 
             async def follow() -> None:
                 try:
-                    async for kind, event in call.events:
-                        stream.put(read_value(event, _EVENTS[kind]))
+                    async for event in call.events:
+                        stream.put(event)
                 except TrioServeError as error:
                     stream.end(error)
 
@@ -272,10 +268,6 @@ class ChildServer(ModelServer):
     save_slot = _asked(ModelServer.save_slot)
     restore_slot = _asked(ModelServer.restore_slot)
     erase_slot = _asked(ModelServer.erase_slot)
-
-
-#: The events of a transcript, by the names of their classes.
-_EVENTS = {each.__name__: each for each in (Text, Segment, Summary)}
 
 
 async def _parsed(messages: Messages) -> ParsedMessages:

@@ -321,8 +321,7 @@ class ModelProcess:
                 event: TranscriptEvent | None = None
                 while not isinstance(event, Summary):
                     event = await anext(opened)
-                    heard = Heard(id_, type(event).__name__, msgspec.Raw(write(event)))
-                    self.outbox.say(heard)
+                    self.outbox.say(Heard.of(id_, event))
             case ChatOpening() as opening, list(streams):
                 await self._forward(id_, streams, opening)
             case list(streams):

@@ -243,7 +243,8 @@ class Child(Instance):
     async def _read_frames(self, connection: socket.socket, told: Callable[[Report], None]) -> None:
         frames = FrameReader()
         while data := await receive(connection):
-            self._spoke.set()
+            if not self._spoke.is_set():
+                self._spoke.set()
             try:
                 for payload in frames.feed(data):
                     said = read_said(payload)
