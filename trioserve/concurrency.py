@@ -214,7 +214,7 @@ class Feed(Generic[_T]):
     def call_when_ready(self, function: Callable[[], object]) -> None:
         """Call a function, once, as soon as there is an item, or the end.
 
-        So one task may read many feeds. Nobody else may `wait` for this one meanwhile.
+        So one task may read many feeds. No task may `wait` for this one meanwhile.
         """
         self._reader = function
         if self._items or self.is_over:

@@ -158,11 +158,11 @@ async def _follow_state(process: ModelProcess, status: Reporter, parent: ParentS
     """Report each time that the model is freed or loaded again."""
     from trioserve.server import ServerState
 
-    told = ServerState.READY
+    known = ServerState.READY
     async for state in process.server.lifecycle.state.eventual_values():
-        if state is told or state not in (ServerState.READY, ServerState.SLEEPING):
+        if state is known or state not in (ServerState.READY, ServerState.SLEEPING):
             continue
-        told = state
+        known = state
         if state is ServerState.READY:
             parent.send(process.introduction())
         status.tell(reports.Ready() if state is ServerState.READY else reports.Sleeping())

@@ -51,7 +51,7 @@ class Reporter:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a program of ours has started this process, and watches it."""
+        """Whether trioserve has started this process, and watches it."""
         return self.parent is not None
 
     def tell(self, report: Report) -> None:

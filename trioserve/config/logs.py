@@ -122,7 +122,7 @@ def configure(
 ) -> None:
     """Write log lines to `stream` (standard error) in the form and from the level of `config`.
 
-    With `take`, lines of ours go there as fields, and `stream` gets only what libraries write.
+    With `take`, lines of trioserve go there as fields, and `stream` gets only what libraries write.
     Calling it again replaces the setup, except for loggers that were used before: structlog caches
     them, which makes filtered lines cheap.
 

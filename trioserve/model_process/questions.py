@@ -169,7 +169,7 @@ class Question:
         return {each: form.read(getattr(given, each)) for each, form in self._forms.items()}
 
     def write_answer(self, result: Any) -> Any:
-        """Write a result, or what is told of one that lasts."""
+        """Write a result, or the facts about one that lasts."""
         return self._result.write(result)
 
 

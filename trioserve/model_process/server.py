@@ -1,4 +1,4 @@
-"""`ChildServer`: a model in a process of its own, as the app sees it."""
+"""`ChildServer`: a model in another process, as the app sees it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _asked(method: _Method) -> _Method:
 
 
 class ChildServer(ModelServer):
-    """A model in a process of its own.
+    """A model in another process.
 
     Prompts in results lack what their media show. A chat that becomes several prompts has its
     media read for each.

@@ -91,7 +91,7 @@ class Outbox:
         self._full: list[_Forwarded] = []
         self._streams: dict[int, _Forwarded] = {}
         self._bell, self._emptied = Bell(), Bell()
-        self._in_step = False  # what there is to send goes at the end of the step
+        self._in_step = False  # its output goes at the end of the step
 
     def report(self, report: Report) -> None:
         """Send a report with the next frame."""
@@ -162,7 +162,7 @@ class Outbox:
             await self._emptied.wait()
 
     def flush(self) -> None:
-        """Send what there is, unless the socket is full."""
+        """Send all output that has come, unless the socket is full."""
         if self._is_behind:
             return
         if not (self._said or self._full):

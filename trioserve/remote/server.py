@@ -492,5 +492,5 @@ def _as_input(text: str | MixedPrompt) -> Any:
     return {"content": parts}
 
 
-#: A model in this process, in a process of its own, or of another server.
+#: A model in this process, in another one, or of another server.
 AnyServer: TypeAlias = ModelServer | RemoteServer

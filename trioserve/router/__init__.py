@@ -2,6 +2,5 @@
 
 `Fleet` has the processes. `schedule` decides which models run, wait and are stopped, without a
 clock or a process. `child` is one process from its start to its end, which `trioserve.children`
-starts. `forward` sends a request to a process and returns the answer. `remote` is for programs:
-models in processes, used like a `Server`.
+starts. `models` is for programs: models in processes, used like a `Server`.
 """

@@ -126,8 +126,7 @@ class Fleet(EnteredOnce):
         self._open_launcher: Callable[[], AbstractAsyncContextManager[Launcher]] = lambda: (
             nullcontext(launcher) if launcher else open_launcher(catalog.environment, zygote)
         )
-        # These are there on entry: the folder is that of the sockets.
-        self._launcher: Launcher
+        self._launcher: Launcher  # from the entry on
         self._n_children = 0
 
     # -- life

@@ -1,4 +1,4 @@
-"""`ModelServer`: a model that answers requests, in this process or in one of its own."""
+"""`ModelServer`: a model that answers requests, in this process or in another one."""
 
 from __future__ import annotations
 
