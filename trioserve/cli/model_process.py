@@ -114,7 +114,7 @@ async def answer(
 
     Args:
         process: answers.
-        status: is told what becomes of the model.
+        status: gets the reports about the model.
         parent: the same socket.
         beside: runs while the model is in memory.
 

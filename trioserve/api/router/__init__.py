@@ -1,1 +1,1 @@
-"""The models of a router: `RouterService` has the fleet, and its requests go to the processes."""
+"""The models of a router: `RouterService` has the fleet, and a stream tells how it waits for one."""
