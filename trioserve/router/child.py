@@ -53,8 +53,9 @@ _MAX_LINE = 64 * 1024
 #: Seconds that the last output of a process may take to arrive after its end.
 _LAST_WORDS = 1.0
 
-#: What every line of our log has, which the router's own line has instead.
-_OF_EACH_LINE = frozenset({"timestamp", "level", "logger", "event"})
+#: What every line of our log has, which the router's own line has instead; and `self`, which is no
+#: field of a line, but an argument of a logger.
+_OF_EACH_LINE = frozenset({"timestamp", "level", "logger", "event", "self"})
 
 #: The beginning of the line that llama.cpp writes before it aborts: a place in its sources. A
 #: debugger that it starts then writes more lines.
