@@ -74,7 +74,7 @@ async def test_a_process_gets_its_socket_its_log_and_a_session_of_its_own(way: s
             assert info["colour"] == "green"
             # Its standard files, its socket, and what it looks at all of them with.
             assert len(info["descriptors"]) == 5
-            assert not os.get_inheritable(process.frames.socket.fileno())
+            assert not os.get_inheritable(process.frames.fileno())
             log = b""
             with patiently():
                 while log.count(b"\n") < 2:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import mcp_types
 import pytest
@@ -18,6 +18,7 @@ from tests.server.test_keys import table
 from tests.support.canned_server import serving_bytes
 from tests.support.fake_fleet import FakeCatalog, FakeFleet, entry
 from tests.support.http_server import serving, serving_at, serving_script, slots_in_use
+from tests.support.model_processes import child_of
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripts import answering, endless, noting
 from tests.support.waiting import patiently
@@ -30,7 +31,11 @@ from trioserve.mcp_server.serving import mcp_server
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import QueueStatus, Status
 from trioserve.server.keys import Keys
+from trioserve.testing import ScriptedBackend, scripted
 from trioserve.types import Grammar
+
+#: Loads a model of a fleet.
+Loads: TypeAlias = Callable[..., Awaitable[None]]
 
 
 @asynccontextmanager
@@ -174,24 +179,40 @@ async def test_lists_that_a_client_sends_as_text() -> None:
     assert "[Second]" in prompts[0]
 
 
+@asynccontextmanager
+async def fleet_of(**backends: ScriptedBackend | None) -> AsyncIterator[tuple[FakeFleet, Loads]]:
+    """A fleet of models, those with a backend loaded; and what loads another."""
+    fleet = FakeFleet(FakeCatalog({name: entry(name) for name in backends}))
+    async with trio.open_nursery() as nursery:
+
+        async def load(name: str, backend: ScriptedBackend, **config: Any) -> None:
+            fleet.children[name], _ = await child_of(
+                nursery, scripted(backend), Config(**config), name
+            )
+            fleet.change()
+
+        for name, backend in backends.items():
+            if backend is not None:
+                await load(name, backend)
+        yield fleet, load
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.system
-async def test_models_of_its_own(tmp_path: Path) -> None:
-    fleet = FakeFleet(FakeCatalog({name: entry(name) for name in ("one", "two")}))
-    fleet.news = [QueueStatus(position=0, status=Status.LOADING, progress=0.5)]
+async def test_models_of_its_own() -> None:
     told: list[str | None] = []
-    path = tmp_path / "one.sock"
-
-    async def take(_progress: float, _total: float | None, message: str | None) -> None:
-        told.append(message)
-        fleet.sockets["two"] = path
-        fleet.change()
-
     async with (
+        fleet_of(one=answering("Hello!"), two=None) as (fleet, load),
         models_of_fleet(cast(Fleet, fleet), Keys(Config())) as models,
-        serving_at(path, answering("Hello!")),
         Client(mcp_server(models)) as client,
     ):
-        fleet.sockets["one"] = path
+        fleet.news = [QueueStatus(position=0, status=Status.LOADING, progress=0.5)]
+
+        async def take(_progress: float, _total: float | None, message: str | None) -> None:
+            told.append(message)
+            if "two" not in fleet.children:
+                await load("two", answering("Hello!"))
+
         assert (await answer(client, "chat", prompt="Hi", model="ONE"))["text"] == "Hello!"
         assert "one, two" in await refusal(client, "chat", prompt="Hi")
         assert "'three'" in await refusal(client, "tokenize", text="Hi", model="three")
@@ -204,18 +225,13 @@ async def test_models_of_its_own(tmp_path: Path) -> None:
             "chat", {"prompt": "Hi", "model": "two"}, progress_callback=take
         )
         assert text_of(result) == "Hello!"
-    for kept in fleet.kept.values():
-        kept.close()
     assert told[0] == "Loading two: 50%"
     assert not fleet.users
 
 
-async def test_processes_get_the_key_of_the_client(tmp_path: Path) -> None:
-    fleet = FakeFleet(FakeCatalog({"one": entry("one")}))
-    fleet.sockets["one"] = path = tmp_path / "one.sock"
+async def test_processes_get_the_key_of_the_client() -> None:
     keys = ("first", "second")
-    of_keys = Keys(Config(api_keys=keys))
-    backend, seen = answering("Hello!"), list[str]()
+    of_keys, seen = Keys(Config(api_keys=keys)), list[str]()
 
     async def cached(client: str) -> int:
         with working_for(client):
@@ -224,12 +240,11 @@ async def test_processes_get_the_key_of_the_client(tmp_path: Path) -> None:
         return answered.finished.timings.cache_n
 
     async with (
+        fleet_of(one=None) as (fleet, load),
         models_of_fleet(cast(Fleet, fleet), of_keys) as models,
-        serving_at(path, backend, api_keys=keys),
     ):
+        await load("one", answering("Hello!"), api_keys=keys)
         held = [await cached(client) for client in ("second", "second", "first", "127.0.0.1")]
-    for kept in fleet.kept.values():
-        kept.close()
     assert held[0] == held[2] == 0 and held[1] == held[3] > 100
 
 

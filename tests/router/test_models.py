@@ -6,75 +6,64 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
 
-import attrs
 import pytest
 import trio
 
-from tests.support.http_server import child_app
-from tests.support.waiting import patiently, until
+from tests.support.model_processes import InName, LauncherInName
+from tests.support.scripted_children import ScriptedCatalog, ScriptedLauncher, entry
+from tests.support.waiting import patiently
+from trioserve.config import Config
 from trioserve.errors import UnavailableError
-from trioserve.remote.client import ServerClient
-from trioserve.remote.server import RemoteServer
+from trioserve.model_process.server import ChildServer
 from trioserve.router.fleet import Fleet
-from trioserve.router.models import ChildModels, send_to
+from trioserve.router.models import ChildModels, PlacedLine, child_server
+from trioserve.testing import ScriptedBackend, scripted
 
 HI = [{"role": "user", "content": "Hi"}]
 
 
-@attrs.define
-class OneChild:
-    """A fleet with one process, which may take its time to start."""
-
-    socket_path: Path
-    ready: trio.Event = attrs.field(factory=trio.Event)
-    ended: trio.Event = attrs.field(factory=trio.Event)
-    kept: None = None
-
-    @asynccontextmanager
-    async def use(self, entry: object, **options: object) -> AsyncIterator[OneChild]:
-        await self.ready.wait()
-        yield self
-
-
 @asynccontextmanager
-async def one_child(folder: Path) -> AsyncIterator[tuple[RemoteServer, OneChild]]:
-    """A server on a socket in a folder, as a process of a fleet."""
-    child = OneChild(folder / "a.sock")
-    send = partial(send_to, cast(Fleet, child), cast(Any, None))
-    async with child_app(child.socket_path):
-        child.ready.set()
-        yield RemoteServer.over(ServerClient(send)), child
+async def models_in_name() -> AsyncIterator[tuple[Fleet, LauncherInName]]:
+    """A fleet of one model, whose process is such in name only."""
+    async with trio.open_nursery() as nursery:
+        launcher = LauncherInName(
+            nursery, lambda _: InName(Config(), scripted(ScriptedBackend(lambda _: "A")))
+        )
+        async with Fleet(ScriptedCatalog(entry("a")), launcher=launcher) as fleet:  # type: ignore[arg-type]
+            yield fleet, launcher
+        nursery.cancel_scope.cancel()
 
 
-async def test_a_deadline_holds_from_the_start(tmp_path: Path) -> None:
-    async with one_child(tmp_path) as (server, child):
-        child.ready = trio.Event()
-        with pytest.raises(trio.TooSlowError), trio.fail_after(0.05):
-            await server.complete("a")
-        child.ready.set()
+def server_of(fleet: Fleet) -> ChildServer:
+    return child_server(PlacedLine(fleet, fleet.catalog.entries["a"]))
+
+
+async def test_a_process_is_started_when_it_is_needed() -> None:
+    async with models_in_name() as (fleet, launcher):
+        server = server_of(fleet)
+        assert not launcher.started
         assert (await server.complete("a")).text == "A"
+        assert server.model.info.name == "scripted" and len(launcher.started) == 1
 
 
-async def test_a_process_that_has_gone_before_it_was_asked(tmp_path: Path) -> None:
-    async with one_child(tmp_path) as (server, child), trio.open_nursery() as nursery:
-        path, child.socket_path = child.socket_path, tmp_path / "gone.sock"
+async def test_a_deadline_holds_from_the_start() -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with Fleet(ScriptedCatalog(entry("a")), launcher=launcher) as fleet:  # type: ignore[arg-type]
         with pytest.raises(trio.TooSlowError), trio.fail_after(0.05):
-            await server.complete("a")
-        texts = list[str]()
+            await server_of(fleet).complete("a")
 
-        async def complete() -> None:
-            texts.append((await server.complete("a")).text)
 
-        nursery.start_soon(complete)
-        await trio.testing.wait_all_tasks_blocked(0.01)
-        child.socket_path = path  # that of the next one
-        child.ended.set()
-        await until(lambda: texts)
-        assert texts == ["A"]
+async def test_a_process_that_has_gone_before_it_was_asked() -> None:
+    async with models_in_name() as (fleet, launcher):
+        server = server_of(fleet)
+        await server.complete("a")
+        launcher.started[0].die()
+        with patiently():
+            await fleet.child("a").finished.wait()  # type: ignore[union-attr]
+            assert (await server.complete("a")).text == "A"
+        assert len(launcher.started) == 2
 
 
 @pytest.mark.system

@@ -36,6 +36,7 @@ def entry(name: str, **fields: object) -> ModelEntry:
 @attrs.define
 class FakeCatalog:
     entries: Mapping[str, ModelEntry]
+    environment: Mapping[str, str] = attrs.field(factory=dict)
 
     def find(self, name: str | None) -> ModelEntry:
         return find_named(self.entries, name, ("case", "part"))

@@ -152,7 +152,7 @@ class ChildInName(Child):
 
     def _introduce(self, introduced: Introduced) -> None:
         self.config = self.settings
-        self.line.known.model = introduced.facts.model(self.settings)
+        self.line.known.model = introduced.learn(self.settings)
 
 
 async def child_of(

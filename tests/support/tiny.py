@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from trioserve.children.frames import FrameReader
-from trioserve.children.launch import Forks, Launched, Launcher, Spawner
-from trioserve.children.reports import Ready, decode
+from trioserve.children.launch import Forks, Launched, Launcher, Spawner, receive
+from trioserve.children.reports import Failed, decode
 from trioserve.children.zygote import Zygote
 
 #: Both ways: a Python for each process, or forks of one that waits.
@@ -57,11 +58,11 @@ async def forks(command: Sequence[str] = _ZYGOTE) -> AsyncIterator[Forks]:
 async def info_of(process: Launched) -> dict[str, Any]:
     """Read what a tiny process says of itself."""
     frames = FrameReader()
-    while not (payloads := frames.feed(await process.frames.receive_some())):
+    while not (payloads := frames.feed(await receive(process.frames))):
         pass
     report = decode(payloads[0])
-    assert isinstance(report, Ready) and report.info is not None
-    return report.info
+    assert isinstance(report, Failed)
+    return json.loads(report.message)  # type: ignore[no-any-return]
 
 
 @asynccontextmanager

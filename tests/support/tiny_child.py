@@ -1,12 +1,13 @@
 """A process that speaks to a router as a server does, and serves nothing.
 
-It says that it is ready, with what it knows of itself. Then it does what its arguments say: ``exit
+Its report of a failure is what it knows of itself. Then it does what its arguments say: ``exit
 3`` exits, ``hang`` ignores its lifeline, and without any it waits for the end of that. With
 ``helper``, it has started a process in a session of its own, which waits.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from trioserve.children.parent import take_parent
-from trioserve.children.reports import Ready
+from trioserve.children.reports import Failed
 
 
 def _start_helper() -> int:
@@ -39,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     }
     print("on standard output", flush=True)
     print("on standard error", file=sys.stderr, flush=True)
-    parent.send(msgspec.msgpack.encode(Ready(info)))
+    parent.send(msgspec.msgpack.encode(Failed(json.dumps(info))))
     if argv[:1] == ["exit"]:
         return int(argv[1])
     if argv[:1] == ["hang"]:
