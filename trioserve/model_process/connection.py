@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -43,7 +42,7 @@ from trioserve.server.dispatch import UNREAD_BYTES, Mailbox
 from trioserve.server.model import LoadedModel
 from trioserve.server.stream import Source
 from trioserve.server.transcription.transcript import TranscriptEvent
-from trioserve.types import CancelReason, Chunk, Event, Failed
+from trioserve.types import CancelReason, Chunk, Event, Failed, Prompt
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -80,21 +79,30 @@ class OpenCall:
         source: of the streams that it opens.
         value: the answer.
         mailboxes: of the tasks that it opened.
+        prompts: of each.
         events: of a transcript.
     """
 
     source: Source
     value: Any = None
     mailboxes: list[Mailbox] = attrs.field(factory=list)
+    prompts: list[Prompt] = attrs.field(factory=list)
     events: Feed[TranscriptEvent] = attrs.field(factory=Feed)
     _answer: Feed[Any] = attrs.field(factory=Feed)
     _gives: Any = None
+    _is_answered: bool = False
 
     def answer(self, value: msgspec.Raw) -> list[Mailbox]:
-        """Take the answer; returns the mailboxes of the tasks that it opens."""
-        read = read_value(value, self._gives)
+        """Take the answer; returns the mailboxes of the tasks that it opens. Raises FrameError."""
+        if self._is_answered:
+            raise FrameError("it answers a call twice")
+        read, self._is_answered = read_value(value, self._gives), True
         if isinstance(read, Opened):
-            self.mailboxes = [Mailbox(id_, len(facts.tokens) // 4) for id_, facts in read.tasks]
+            self.prompts = [facts.prompt for _, facts in read.tasks]
+            self.mailboxes = [
+                Mailbox(id_, len(prompt))
+                for (id_, _), prompt in zip(read.tasks, self.prompts, strict=True)
+            ]
         self._answer.put(read)
         return self.mailboxes
 
@@ -151,7 +159,7 @@ class Connection:
     def __init__(self, unread_tokens: int = _UNREAD_TOKENS) -> None:
         self.outgoing: Feed[bytes] = Feed()
         self._unread_tokens = unread_tokens
-        self._ids = itertools.count(1)
+        self._n_calls = 0
         self._calls: dict[int, OpenCall] = {}
         self._mailboxes: dict[int, Mailbox] = {}
         self._error: TrioServeError | None = None
@@ -175,7 +183,8 @@ class Connection:
         self, method: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> AsyncIterator[OpenCall]:
         """See `Line.open`."""
-        question, id_ = question_of(method), next(self._ids)
+        self._n_calls += 1
+        question, id_ = question_of(method), self._n_calls
         message = Call(id_, question.name, cast(Any, question.ask(*args, **kwargs)))
         payload = await offload(lambda: write(message), _size((args, kwargs)), _LONG)
         if self._error is not None:
@@ -270,19 +279,26 @@ class Connection:
                     mailbox.queued = queued
                     mailbox.had_slot = mailbox.had_slot or not queued
             case Answered(id_, value):
-                if (call := self._calls.get(id_)) is not None:
+                if (call := self._call(id_)) is not None:
                     for mailbox in call.answer(value):
-                        self._mailboxes[mailbox.task_id] = mailbox
+                        if self._mailboxes.setdefault(mailbox.task_id, mailbox) is not mailbox:
+                            raise FrameError("two of its tasks have the same number")
             case Refused(id_, error):
-                if (call := self._calls.get(id_)) is not None:
+                if (call := self._call(id_)) is not None:
                     call.end(error.error)
             case Adapted(adapters):
                 self.known.adapters = adapters
             case Heard(id_):
-                if (call := self._calls.get(id_)) is not None:
+                if (call := self._call(id_)) is not None:
                     call.events.put(message.event)
                     if len(call.events) > _MAX_EVENTS:
                         raise FrameError("it sends more than it may")
+
+    def _call(self, id_: int) -> OpenCall | None:
+        """The call of a number; None: it was cancelled. Raises FrameError: there was none."""
+        if not 0 < id_ <= self._n_calls:
+            raise FrameError("it answers a call that nobody made")
+        return self._calls.get(id_)
 
 
 def _size(value: object) -> int:

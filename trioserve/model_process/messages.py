@@ -26,7 +26,6 @@ from trioserve.config import Config
 from trioserve.errors import (
     InvalidRequestError,
     TrioServeError,
-    UnavailableError,
     UnsupportedFieldError,
 )
 from trioserve.server.adapters import AdapterNames
@@ -237,13 +236,20 @@ class SentError(Struct, frozen=True):
 
     @property
     def error(self) -> TrioServeError:
-        """The same as an exception."""
+        """The same as an exception. Its class has its status and type."""
         cls = getattr(errors, self.kind, None)
         if not (isinstance(cls, type) and issubclass(cls, TrioServeError)):
             cls = TrioServeError
         message = str(self.fields.get("message", ""))
         made = cls.__new__(cls, message)
-        vars(made).update({"param": None, "retry_after": None, **self.fields, "message": message})
+        own = {name: value for name, value in self.fields.items() if not hasattr(cls, name)}
+        param, retry_after = own.get("param"), own.get("retry_after")
+        vars(made).update(
+            own,
+            message=message,
+            param=param if isinstance(param, str) else None,
+            retry_after=retry_after if isinstance(retry_after, int | float) else None,
+        )
         return made
 
 
@@ -302,6 +308,16 @@ class PromptFacts(Struct, frozen=True):
     tokens: bytes
     media: list[tuple[_Count, MediaKind, _Count, _Count]]
 
+    def __post_init__(self) -> None:
+        n_tokens, rest = divmod(len(self.tokens), 4)
+        at = 0
+        for n_before, *_ in self.media:
+            if not at <= n_before <= n_tokens:
+                raise ValueError("a prompt has media in no place")
+            at = n_before
+        if rest or sum(n_cells for _, _, n_cells, _ in self.media) > _MAX_CELLS:
+            raise ValueError("a prompt has no such size")
+
     @classmethod
     def of(cls, prompt: Prompt) -> PromptFacts:
         """Write a prompt."""
@@ -311,8 +327,6 @@ class PromptFacts(Struct, frozen=True):
     @property
     def prompt(self) -> Prompt:
         """The same as a prompt."""
-        if sum(cells for _, _, cells, _ in self.media) > _MAX_CELLS:
-            raise UnavailableError("The process of the model tells of a prompt that cannot be.")
         tokens = array("i")
         tokens.frombytes(self.tokens)
         chunks = [
@@ -405,11 +419,15 @@ def _encode(value: object) -> Any:
     raise NotImplementedError(type(value))
 
 
+_Candidates: TypeAlias = list[tuple[TokenId, bytes, float]]
+_Scores: TypeAlias = tuple[int, list[bytes], dict[TokenId, bytes]]
+
+
 def _decode(kind: type, value: Any) -> Any:
     if kind is Candidates:
-        return Candidates.of(*(TokenProb(*one) for one in value))
+        return Candidates.of(*(TokenProb(*one) for one in msgspec.convert(value, _Candidates)))
     if kind is PromptScores:
-        return PromptScores.of(*value)
+        return PromptScores.of(*msgspec.convert(value, _Scores))
     shape, data = value
     return np.frombuffer(data, np.float32).reshape(shape)
 

@@ -22,9 +22,6 @@ from trioserve.config import Config
 from trioserve.errors import ServerSleepingError, TrioServeError
 from trioserve.fair_limiter import offload
 from trioserve.model_process.connection import Line, OpenCall, ask
-from trioserve.model_process.messages import (
-    Opened,
-)
 from trioserve.model_process.questions import as_tuples
 from trioserve.server.adapters import AdapterNames, AdapterScales
 from trioserve.server.context import ANYONE, RequestContext
@@ -38,10 +35,7 @@ from trioserve.server.model_server import ModelServer
 from trioserve.server.observers.observer import Observer
 from trioserve.server.prompts.text import AnyPrompt, Messages, n_chars
 from trioserve.server.stream import Stream
-from trioserve.server.transcription.transcript import (
-    TranscriptionParams,
-    TranscriptStream,
-)
+from trioserve.server.transcription.transcript import TranscriptionParams, TranscriptStream
 from trioserve.tools.registry import ToolRegistry
 from trioserve.types import GenerationParams, MediaSource, Prompt
 
@@ -163,12 +157,11 @@ class ChildServer(ModelServer):
     @contextmanager
     def _streams(self, call: OpenCall, context: RequestContext) -> Iterator[list[Stream]]:
         """Make the streams of the tasks that a call has opened."""
-        opened: Opened = call.value
         with self.memory.hold(context.client) as held:
             streams = []
-            for mailbox, (_, facts) in zip(call.mailboxes, opened.tasks, strict=True):
+            for mailbox, prompt in zip(call.mailboxes, call.prompts, strict=True):
                 held.grow(mailbox.n_prompt * BYTES_PER_TOKEN)
-                streams.append(Stream(facts.prompt, mailbox, call.source, held))
+                streams.append(Stream(prompt, mailbox, call.source, held))
             yield streams
 
     async def read_media(

@@ -146,6 +146,8 @@ class Outbox:
                 for each in list(self._streams.values()):
                     if not each.is_awaited:
                         self._await(each)
+                self.flush()  # what steps have left
+                self._emptied.ring()
 
     def step(self, deliver: Callable[[], None]) -> None:
         """Send what the events of a step are, once they are in the mailboxes."""

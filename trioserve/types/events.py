@@ -172,7 +172,7 @@ class PromptScores(Sequence[TokenProbs]):
     def of(
         cls, n_top: int, columns: Sequence[bytes], pieces: Mapping[TokenId, bytes]
     ) -> PromptScores:
-        """Make scores of `columns` and `pieces`."""
+        """Make scores of `columns` and `pieces`. Raises ValueError: these are none."""
         made = cls(n_top, lambda id_: pieces.get(id_, b""))
         arrays: tuple[array[Any], ...] = (
             made._ids,
@@ -183,6 +183,10 @@ class PromptScores(Sequence[TokenProbs]):
         )
         for each, data in zip(arrays, columns, strict=True):
             each.frombytes(data)
+        if not (len(made._ids) == len(made._ranks) == len(made._logprobs)) or not (
+            len(made._top_ids) == len(made._top_logprobs) == n_top * len(made._ids)
+        ):
+            raise ValueError("the scores of a prompt have several lengths")
         return made
 
     def head(self, n: int) -> PromptScores:

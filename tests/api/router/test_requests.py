@@ -187,17 +187,19 @@ async def test_control_is_for_the_model_that_knows_the_id() -> None:
 
 
 async def test_events_come_one_by_one() -> None:
-    script = held("abc", at="a")
+    script = held("0123456789", at="0")
     body = json.dumps({**CHAT, "stream": True}).encode()
     async with (
         routed({"one": script.backend()}) as router,
         chunks_of(router.url, post("/v1/chat/completions", body)) as next_chunk,
     ):
         read = ""
-        for text in ("a", "abc"):
-            while text_in(read.encode()) != text:
-                read += await next_chunk()
-            script.go_on()
+        while not (text := text_in(read.encode())):
+            read += await next_chunk()
+        assert text != "0123456789"
+        script.go_on()
+        while text_in(read.encode()) != "0123456789":
+            read += await next_chunk()
 
 
 def held(answer: str, *, at: str) -> PacedScript:
