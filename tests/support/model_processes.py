@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
@@ -24,10 +25,14 @@ from trioserve.cli.progress import Reporter
 from trioserve.config import Config
 from trioserve.errors import TrioServeError, raised_alone
 from trioserve.model_process.messages import Introduced
+from trioserve.model_process.server import ChildServer
 from trioserve.model_process.serving import ModelProcess
 from trioserve.router.child import Child, HealthCheck
+from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.server import Server
 from trioserve.server.usage import Usage
+from trioserve.testing import ScriptedBackend, scripted
+from trioserve.tools.registry import ToolRegistry
 
 _pids = count(2000)
 
@@ -181,3 +186,27 @@ async def child_of(
     nursery.start_soon(child.run, launcher, [], told)
     await ready.wait()
     return child, process
+
+
+@attrs.frozen
+class OneModel:
+    """A model as the app sees it, and its process as the app and the test do."""
+
+    server: ChildServer
+    child: ChildInName
+    process: InName
+
+
+@asynccontextmanager
+async def one_model(
+    backend: Any = None, *, silent: bool = False, **config: Any
+) -> AsyncIterator[OneModel]:
+    """Have a process in name only for a block, with a backend or a function that loads one."""
+    settings = Config(**{"stream_interval_ms": 0, **config})
+    load = backend if callable(backend) else scripted(backend or ScriptedBackend())
+    async with trio.open_nursery() as nursery:
+        child, process = await child_of(nursery, load, settings, silent=silent)
+        memory = MemoryBudget.of(settings)
+        server = ChildServer(child.line, settings, tools=ToolRegistry(), memory=memory)
+        yield OneModel(server, child, process)
+        nursery.cancel_scope.cancel()

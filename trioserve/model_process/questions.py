@@ -115,6 +115,9 @@ _LASTING = {
     ModelServer.loaded: None,
 }
 
+#: Methods after which the adapters are told again.
+_OF_ADAPTERS = {ModelServer.set_scales, ModelServer.load_adapter, ModelServer.unload_adapter}
+
 
 class Question:
     """A method, as it is called from another process.
@@ -122,11 +125,12 @@ class Question:
     Attributes:
         name: of the method.
         lasts: whether its result lasts until the call is cancelled.
+        adapts: whether it changes the LoRA adapters.
     """
 
     def __init__(self, method: Callable[..., Any]) -> None:
         self.name = method.__name__
-        self.lasts = method in _LASTING
+        self.lasts, self.adapts = method in _LASTING, method in _OF_ADAPTERS
         self._signature = inspect.signature(method)
         hints = get_type_hints(method)
         kinds = self._signature.parameters.values()

@@ -297,7 +297,10 @@ class ModelProcess:
                     async with result as opened:
                         await self._go_on(call.id, opened)
                 else:
-                    self._tell(call.id, question.write_answer(await result))
+                    answer = question.write_answer(await result)
+                    if question.adapts:
+                        self.outbox.say(Adapted(AdapterFacts.of(self.server.adapters)))
+                    self._tell(call.id, answer)
         except Exception as group:
             error = raised_alone(group)
             if not isinstance(error, TrioServeError):

@@ -197,14 +197,14 @@ async def test_once_begun_it_waits_while_the_queue_is_full(monkeypatch: pytest.M
     script = Heard("One,", "two.")
     async with hearing(script) as server:
         chats = server.lifecycle.services.text
-        stream, refusals = chats.stream_chats, iter([False, True, True, False])
+        opened, refusals = chats.open_chats, iter([False, True, True, False])
 
-        def refusing(*args: Any, **rest: Any) -> Any:
+        async def refusing(*args: Any, **rest: Any) -> Any:
             if next(refusals):
                 raise QueueFullError("The queue is full.", retry_after=0.01)
-            return stream(*args, **rest)
+            return await opened(*args, **rest)
 
-        monkeypatch.setattr(chats, "stream_chats", refusing)
+        monkeypatch.setattr(chats, "open_chats", refusing)
         assert (await transcript_of(server, LONG)).text == "One, two."
         refusals = iter([True])
         with pytest.raises(QueueFullError):
