@@ -297,7 +297,7 @@ class Connection:
     def _call(self, id_: int) -> OpenCall | None:
         """The call of a number; None: it was cancelled. Raises FrameError: there was none."""
         if not 0 < id_ <= self._n_calls:
-            raise FrameError("it answers a call that nobody made")
+            raise FrameError("it answers a call that was never made")
         return self._calls.get(id_)
 
 

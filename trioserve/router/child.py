@@ -42,6 +42,7 @@ from trioserve.model_process.messages import Introduced, read_said
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.schedule import Instance
 from trioserve.router.states import ModelState
+from trioserve.server.model import LoadedModel
 from trioserve.server.model_server import ModelServer
 
 _log = get_logger("trioserve.router")
@@ -253,7 +254,8 @@ class Child(Instance):
                         self._take(said, told)
                         continue
                     if said and isinstance(first := said[0], Introduced):
-                        await trio.to_thread.run_sync(self._introduce, first)
+                        learn = partial(self._learn, first)
+                        self.line.known.model = await trio.to_thread.run_sync(learn)
                     self.line.take(said)
             except (FrameError, TrioServeError) as error:
                 self.kill(f"Its socket is broken: {error}.")
@@ -269,10 +271,10 @@ class Child(Instance):
                 self.line.known.sleeping = isinstance(report, Sleeping)
         told(report)
 
-    def _introduce(self, introduced: Introduced) -> None:
+    def _learn(self, introduced: Introduced) -> LoadedModel:
         """Learn what the model is. It is slow."""
         self.config = parse(self.entry.args, self.environ).config
-        self.line.known.model = introduced.learn(self.config)
+        return introduced.learn(self.config)
 
     async def _read_log(self, stream: trio.abc.ReceiveStream) -> None:
         lines = Lines(_MAX_LINE, cut=True)

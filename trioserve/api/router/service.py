@@ -193,7 +193,7 @@ class RouterService(AppState):
 
     def _described(self, entry: ModelEntry, modalities: Modalities) -> dict[str, Any]:
         child = self.fleet.child(entry.name)
-        known = child is not None and child.config is not None
+        known = child is not None and child.line.known.model is not None
         info = msgspec.to_builtins(of_server(self._server_of(child))) if child and known else {}
         return files.described(entry, self.fleet.state(entry.name), modalities, info)
 
