@@ -81,6 +81,16 @@ async def test_real_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
+async def test_tools_of_the_flags_run_in_this_process(tmp_path: Path) -> None:
+    flags = ["--ctx-size", "512", "--threads", "1", "--tools", "read_file", "--tool-max-steps", "3"]
+    async with ChildModels(tmp_path, flags=flags) as models:
+        server = models["bundled"]
+        assert server.config.tool_max_steps == 3
+        answer = await server.run(HI, tools=["read_file"], max_tokens=5)
+        assert answer.finished.timings.predicted_n <= 5
+
+
+@pytest.mark.system
 async def test_a_process_that_is_killed(tmp_path: Path) -> None:
     models = ChildModels(tmp_path, flags=["--ctx-size", "4096", "--threads", "1"])
     async with models:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,11 +17,11 @@ from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.model_process.connection import Known, OpenCall
 from trioserve.model_process.server import ChildServer
-from trioserve.models.catalog import Catalog, ModelEntry
+from trioserve.models.catalog import Catalog, ModelEntry, with_tools_of
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import QueueStatus
 from trioserve.server.limits.memory import MemoryBudget
-from trioserve.tools.registry import ToolRegistry
+from trioserve.tools.registry import ToolRegistry, open_registry
 
 
 @attrs.frozen
@@ -55,11 +56,17 @@ class PlacedLine:
             yield call
 
 
-def child_server(line: PlacedLine, client: str = "") -> ChildServer:
-    """Make the server of a model of a fleet, for a program; see `ChildServer`."""
+def child_server(
+    line: PlacedLine, client: str = "", tools: ToolRegistry | None = None, own: Config | None = None
+) -> ChildServer:
+    """Make the server of a model of a fleet, for a program; see `ChildServer`.
+
+    `own` is the configuration of the `tools`.
+    """
     config = parse(line.entry.args, line.fleet.catalog.environment).config
-    memory = MemoryBudget.of(config)
-    return ChildServer(line, config, tools=ToolRegistry(), memory=memory, client=client)
+    config = with_tools_of(config, own or Config())
+    memory, tools = MemoryBudget.of(config), tools or ToolRegistry()
+    return ChildServer(line, config, tools=tools, memory=memory, client=client)
 
 
 class ChildModels(EnteredOnce, Mapping[str, ChildServer]):
@@ -68,14 +75,14 @@ class ChildModels(EnteredOnce, Mapping[str, ChildServer]):
     The models are those that ``trioserve --models-dir m`` offers, under the same names, and
     ``models[name]`` has the methods of a `Server`. Its process is started when it is first needed,
     and stopped when other models need the room, but never while a request uses it. A crash ends
-    only the requests of that process.
+    only the requests of that process. Tools run in this process.
 
     Leaving ends the processes and the requests that still run.
 
     Args:
         models_dir: a directory of GGUF files.
         models_preset: an INI file with flags for each model.
-        flags: flags of the command line, for all models.
+        flags: flags of the command line, for all models, and of the tools that runs may use.
         max_loaded: how many processes may run at the same time; 0: any number.
         max_memory: bytes that they may need together, by llama.cpp's estimate; 0: any number.
 
@@ -98,11 +105,13 @@ class ChildModels(EnteredOnce, Mapping[str, ChildServer]):
         )
         self._find = partial(Catalog, config, flags)
         self._open = partial(Fleet, max_models=max_loaded, max_memory=max_memory)
+        self._parse = partial(parse, flags, os.environ)
         self._fleet: Fleet | None = None
+        self._own, self._tools = Config(), ToolRegistry()
 
     def __getitem__(self, name: str) -> ChildServer:
-        entry = self._entered.catalog.entries[name]
-        return child_server(PlacedLine(self._entered, entry))
+        line = PlacedLine(self._entered, self._entered.catalog.entries[name])
+        return child_server(line, tools=self._tools, own=self._own)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entered.catalog.entries)
@@ -119,5 +128,7 @@ class ChildModels(EnteredOnce, Mapping[str, ChildServer]):
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
         catalog = await trio.to_thread.run_sync(self._find)
-        async with self._open(catalog) as self._fleet:
+        self._own = self._parse().config
+        async with open_registry(self._own) as self._tools, self._open(catalog) as self._fleet:
+            await self._tools.listed()
             yield

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
-import attrs
 import msgspec
 import trio
 from trio_util import AsyncValue
@@ -28,7 +27,7 @@ from trioserve.api.service import AppState
 from trioserve.concurrency import Feed, alongside, deadline_scope
 from trioserve.config import Config
 from trioserve.model_process.server import ChildServer
-from trioserve.models.catalog import OF_TOOLS, ModelEntry, find_for
+from trioserve.models.catalog import ModelEntry, find_for, with_tools_of
 from trioserve.router.child import Child
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
@@ -115,10 +114,9 @@ class RouterService(AppState):
         known = self._servers.get(child.name)
         if known is not None and known.line is child.line:
             return known
-        own = {name: getattr(self.config, name) for name in OF_TOOLS}
         made = self._servers[child.name] = ChildServer(
             child.line,
-            attrs.evolve(child.config, **own),
+            with_tools_of(child.config, self.config),
             tools=self._tools,
             memory=self.memory,
             observers=self._observers,

@@ -12,10 +12,9 @@ from trioserve.models.catalog.catalog import (
     find_for,
 )
 from trioserve.models.catalog.files import GgufSummary, Source, describe, modalities_in
-from trioserve.models.catalog.presets import OF_TOOLS, environment_of_children
+from trioserve.models.catalog.presets import environment_of_children, with_tools_of
 
 __all__ = [
-    "OF_TOOLS",
     "Catalog",
     "CatalogChanges",
     "GgufSummary",
@@ -26,4 +25,5 @@ __all__ = [
     "environment_of_children",
     "find_for",
     "modalities_in",
+    "with_tools_of",
 ]

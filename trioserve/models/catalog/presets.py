@@ -38,6 +38,12 @@ OF_TOOLS = frozenset(
     field.name for field in attrs.fields(Config) if field.metadata.get("group") == "Tools"
 )
 
+
+def with_tools_of(config: Config, own: Config) -> Config:
+    """Return the configuration of a model with the fields of tools of this process."""
+    return attrs.evolve(config, **{name: getattr(own, name) for name in OF_TOOLS})
+
+
 #: Fields that apply to one model only: a setting for all models is dropped.
 _OF_ONE_MODEL = frozenset(
     {
