@@ -54,7 +54,7 @@ def test_a_file_that_a_page_names_exists(page: Path) -> None:
 def test_what_the_recipes_name_is_there() -> None:
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     recipes = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
-    assert len(recipes) == 8
+    assert len(recipes) == 9
     for recipe in recipes:
         files = re.findall(r"`((?:trioserve|tests)/[\w/]+\.py)`", recipe)
         texts = "".join((ROOT / file).read_text(encoding="utf-8") for file in files)

@@ -1,1 +1,1 @@
-"""The models of a router: `RouterService` has the fleet, and a stream tells how it waits for one."""
+"""The models of a router: `RouterService` has the fleet, and streams tell how they wait."""
