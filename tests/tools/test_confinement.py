@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from trioserve.tools.process import (
     CommandSandbox,
     clean_environment,
     confinement,
+    has_landlock,
     run,
 )
 
@@ -144,6 +146,37 @@ async def test_system_calls_that_reach_beyond_the_command_are_refused(folder: Pa
     assert found[: len(refused)] == refused
     # To ask for limits is allowed; in a namespace there is no such process.
     assert found[len(refused) :] in ([0, 0], [1, 0], [3, 0])
+
+
+REACHES = """
+import ctypes, os, sys
+server, number = map(int, sys.argv[1:])
+call = ctypes.CDLL(None).syscall
+def reaches(attempt):
+    try:
+        return attempt() >= 0
+    except OSError:
+        return False
+PTRACE = 101 if os.uname().machine == "x86_64" else 117
+print(*sorted(set(os.listdir("/proc/self/fd")) & {*map(str, range(3, 100))} - {"3"}), *(
+    reaches(attempt) for attempt in (
+        lambda: call(438, os.pidfd_open(server), number, 0),  # pidfd_getfd
+        lambda: call(PTRACE, 0x4206, server, 0, 0),  # PTRACE_SEIZE
+        lambda: os.open(f"/proc/{server}/mem", os.O_RDWR),
+        lambda: os.open(f"/proc/{server}/fd/{number}", os.O_RDWR),
+    )
+))
+"""
+
+
+@pytest.mark.skipif(not has_landlock(), reason="the kernel has no Landlock")
+async def test_a_command_reaches_no_socket_of_the_server(folder: Path) -> None:
+    (folder / "reaches.py").write_text(REACHES)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        words = f"/usr/bin/python3 reaches.py {os.getpid()} {ours.fileno()}"
+        output = await command(words, folder)
+    assert output.text.split() == ["False"] * 4, output
 
 
 @pytest.mark.skipif(not _MAY_MOUNT, reason="this user may have no namespaces")
