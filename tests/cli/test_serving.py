@@ -18,7 +18,7 @@ from tests.support.command import Running, serving
 from tests.support.http_server import serving_script
 from trioserve import Config
 from trioserve.chat.template.builtin import CHATML
-from trioserve.cli.serving import _advise, check_reach, open_sockets, serve
+from trioserve.cli.serving import advise, check_reach, open_sockets, serve
 from trioserve.testing import ScriptedBackend
 
 pytestmark = pytest.mark.system
@@ -160,5 +160,5 @@ async def test_advice_at_the_start(config: Config, backend: ScriptedBackend, adv
     options = {"ctx_size": config.ctx_size, "chat_template": config.chat_template}
     async with serving_script(backend, **options) as (_, service):
         with structlog.testing.capture_logs() as logged:
-            _advise(service.server)
+            advise(service.server)
     assert [advice in line["event"] for line in logged] == [True] * bool(advice)

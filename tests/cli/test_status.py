@@ -66,10 +66,7 @@ def reports_of(connection: socket.socket) -> Iterator[Report]:
 def test_it_tells_that_it_loads_and_that_it_is_ready() -> None:
     with started("--alias", "mine") as server:
         assert isinstance(next(server.reports), Loading)
-        info = server.until(Ready).info
-        assert info is not None
-        assert (info["id"], info["object"]) == ("mine", "model")
-        assert info["meta"]["n_ctx"] > 0
+        server.until(Ready)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
 

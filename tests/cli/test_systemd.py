@@ -58,7 +58,7 @@ def test_states_are_notified(tmp_path: Path, prefix: str) -> None:
         status = take_reporter(environ)
         assert environ == {} and not status.is_watched
         status.tell(Loading(0.5))
-        status.tell(Ready({}))
+        status.tell(Ready())
         status.tell(Draining())
         status.tell(Failed("two\nlines"))
         assert [systemd.recv(1000).decode() for _ in range(4)] == [

@@ -143,7 +143,7 @@ async def test_a_request_that_was_ended_says_so_with_the_next_token(
     say(stream, "abc")
     assert await anext(stream)
     error = RequestEndedError("over")
-    stream._dispatcher.end(stream.mailbox, error, CancelReason.CALLER)
+    stream._source.end(stream.mailbox, error, CancelReason.CALLER)
     with trio.fail_after(1.3), pytest.raises(RequestEndedError):
         await anext(stream)
 

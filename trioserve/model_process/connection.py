@@ -278,27 +278,30 @@ class Connection:
                 if (mailbox := self._mailboxes.get(task_id)) is not None:
                     mailbox.queued = queued
                     mailbox.had_slot = mailbox.had_slot or not queued
-            case Answered(id_, value):
-                if (call := self._call(id_)) is not None:
-                    for mailbox in call.answer(value):
-                        if self._mailboxes.setdefault(mailbox.task_id, mailbox) is not mailbox:
-                            raise FrameError("two of its tasks have the same number")
-            case Refused(id_, error):
-                if (call := self._call(id_)) is not None:
-                    call.end(error.error)
             case Adapted(adapters):
                 self.known.adapters = adapters
-            case Heard(id_):
+            case Answered(id_) | Refused(id_) | Heard(id_):
                 if (call := self._call(id_)) is not None:
-                    call.events.put(message.event)
-                    if len(call.events) > _MAX_EVENTS:
-                        raise FrameError("it sends more than it may")
+                    self._take_of(call, message)
 
     def _call(self, id_: int) -> OpenCall | None:
         """The call of a number; None: it was cancelled. Raises FrameError: there was none."""
         if not 0 < id_ <= self._n_calls:
             raise FrameError("it answers a call that was never made")
         return self._calls.get(id_)
+
+    def _take_of(self, call: OpenCall, message: Answered | Refused | Heard) -> None:
+        match message:
+            case Answered(_, value):
+                for mailbox in call.answer(value):
+                    if self._mailboxes.setdefault(mailbox.task_id, mailbox) is not mailbox:
+                        raise FrameError("two of its tasks have the same number")
+            case Refused(_, error):
+                call.end(error.error)
+            case Heard():
+                call.events.put(message.event)
+                if len(call.events) > _MAX_EVENTS:
+                    raise FrameError("it sends more than it may")
 
 
 def _size(value: object) -> int:

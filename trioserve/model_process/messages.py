@@ -367,7 +367,8 @@ class Introduced(_Said, frozen=True, tag=9):
     @classmethod
     def of(cls, model: LoadedModel) -> Introduced:
         """Tell of a model."""
-        return cls(Raw(write(model.asleep())))
+        told = msgspec.to_builtins(model.asleep(), enc_hook=_encode, builtin_types=(bytes,))
+        return cls(Raw(write(_readable(told))))
 
     def learn(self, config: Config) -> LoadedModel:
         """Make the model as an app sees it. It is slow: it compiles the template.
@@ -386,6 +387,15 @@ class Introduced(_Said, frozen=True, tag=9):
             return LoadedModel(**{**known, "template": template_of(known["info"], config)})
         except (msgspec.MsgspecError, ValueError, TypeError, KeyError) as error:
             raise FrameError(f"what it says of its model is not understood: {error}") from None
+
+
+def _readable(value: Any) -> Any:
+    """Replace what is no Unicode in the texts of a value, as names of files may have it."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_readable(key): _readable(each) for key, each in value.items()}
+    return [*map(_readable, value)] if isinstance(value, list | tuple) else value
 
 
 class Adapted(_Said, frozen=True, tag=10):

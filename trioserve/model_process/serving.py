@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import attrs
@@ -143,9 +143,7 @@ class Outbox:
             if self._is_behind:
                 await self._wait_sent()
                 self._is_behind = False
-                for each in list(self._streams.values()):
-                    if not each.is_awaited:
-                        self._await(each)
+                self._await_all(self._streams.values())
                 self.flush()  # what steps have left
                 self._emptied.ring()
 
@@ -177,10 +175,13 @@ class Outbox:
         for payload in _payloads(said):
             self._is_behind = not self._parent.send(payload)
         if not self._is_behind:
-            for each in full:
-                if not each.ended.is_set():
-                    self._await(each)
+            self._await_all(full)
             self._emptied.ring()
+
+    def _await_all(self, streams: Iterable[_Forwarded]) -> None:
+        for each in list(streams):
+            if not (each.is_awaited or each.ended.is_set()):
+                self._await(each)
 
     def _ring(self) -> None:
         if not self._in_step:
@@ -258,9 +259,12 @@ class ModelProcess:
         with self._scope:
             async with alongside(self.outbox.run) as nursery:
                 while data := await self._receive():
-                    for payload in frames.feed(data):
-                        message = await offload(partial(read_order, payload), len(payload), _LONG)
-                        self._do(message, nursery)
+                    await self._read(frames.feed(data), nursery)
+
+    async def _read(self, payloads: Iterable[bytes], nursery: trio.Nursery) -> None:
+        for payload in payloads:
+            message = await offload(partial(read_order, payload), len(payload), _LONG)
+            self._do(message, nursery)
 
     async def drain(self, timeout: float) -> None:
         """Let what runs finish, within a time in seconds, and end."""
@@ -291,16 +295,7 @@ class ModelProcess:
     async def _answer(self, call: Call, scope: trio.CancelScope) -> None:
         try:
             with scope:
-                question = question_named(call.name)
-                result = getattr(self.server, call.name)(**question.read(call.fields))
-                if question.lasts:
-                    async with result as opened:
-                        await self._go_on(call.id, opened)
-                else:
-                    answer = question.write_answer(await result)
-                    if question.adapts:
-                        self.outbox.say(Adapted(AdapterFacts.of(self.server.adapters)))
-                    self._tell(call.id, answer)
+                await self._work(call)
         except Exception as group:
             error = raised_alone(group)
             if not isinstance(error, TrioServeError):
@@ -309,6 +304,18 @@ class ModelProcess:
             self.outbox.say(Refused(call.id, SentError.of(error)))
         finally:
             del self._calls[call.id]
+
+    async def _work(self, call: Call) -> None:
+        question = question_named(call.name)
+        result = getattr(self.server, call.name)(**question.read(call.fields))
+        if question.lasts:
+            async with result as opened:
+                await self._go_on(call.id, opened)
+            return
+        answer = question.write_answer(await result)
+        if question.adapts:
+            self.outbox.say(Adapted(AdapterFacts.of(self.server.adapters)))
+        self._tell(call.id, answer)
 
     def _tell(self, id_: int, value: object) -> None:
         """Answer a call."""

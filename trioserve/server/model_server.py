@@ -266,13 +266,7 @@ class ModelServer(ABC):
     ) -> ParsedMessages:
         """Read what a chat that becomes several prompts brings, where that saves reading it again.
 
-        Args:
-            messages: the chat.
-            hold: reserves memory for what was read.
-            context: says whose chat it is.
-
-        Raises:
-            TrioServeError: a message is malformed, or something cannot be read.
+        `hold` reserves memory for it. Raises TrioServeError: something cannot be read.
         """
 
     # -- embeddings and recordings
