@@ -115,7 +115,7 @@ _LASTING = {
     ModelServer.loaded: None,
 }
 
-#: Methods after which the adapters are told again.
+#: Methods after which the adapters are sent again.
 _OF_ADAPTERS = {ModelServer.set_scales, ModelServer.load_adapter, ModelServer.unload_adapter}
 
 
