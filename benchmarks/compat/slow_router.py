@@ -15,7 +15,8 @@ from typing import Any
 import trio
 
 from trioserve.cli.main import main
-from trioserve.router.fleet import Child, Fleet
+from trioserve.router.child import ModelChild
+from trioserve.router.fleet import Fleet
 
 #: Seconds.
 DELAY = 2.0
@@ -24,7 +25,7 @@ _use = Fleet.use
 
 
 @asynccontextmanager
-async def _use_slowly(fleet: Fleet, *args: Any, **named: Any) -> AsyncIterator[Child]:
+async def _use_slowly(fleet: Fleet, *args: Any, **named: Any) -> AsyncIterator[ModelChild]:
     async with _use(fleet, *args, **named) as child:
         await trio.sleep(DELAY)
         yield child

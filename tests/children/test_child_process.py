@@ -52,7 +52,7 @@ def stack() -> Iterator[ExitStack]:
 def started(stack: ExitStack, program: str, **options: object) -> Child:
     """A process that runs a program, and is ready."""
     command = [sys.executable, "-I", "-S", "-c", BEGIN + program]
-    child = stack.enter_context(Child(command, **options))  # type: ignore[arg-type]
+    child = stack.enter_context(Child.spawn(command, **options))  # type: ignore[arg-type]
     assert child.receive() == b"ready"
     return child
 
@@ -81,7 +81,7 @@ def test_nothing_is_left_of_it(stack: ExitStack) -> None:
     before = n_descriptors()
     started(stack, ECHO).end()
     with pytest.raises(FileNotFoundError):
-        Child(["/none"])
+        Child.spawn(["/none"])
     assert n_descriptors() == before
 
 
@@ -220,7 +220,7 @@ def test_it_ends_with_the_one_that_has_started_it() -> None:
     program = (
         "import os, sys\n"
         "from trioserve.children.child import Child\n"
-        f"child = Child([sys.executable, '-c', {BEGIN + ECHO!r}])\n"
+        f"child = Child.spawn([sys.executable, '-c', {BEGIN + ECHO!r}])\n"
         "child.receive()\n"
         "print(child.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)"

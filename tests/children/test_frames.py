@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Awaitable, Callable
+
 import pytest
+import trio
 import trio.testing
 from hypothesis import given, strategies as st
 
-from trioserve.children.frames import MAX_FRAME, FrameError, FrameReader, FrameStream, framed
+from trioserve.children.frames import (
+    MAX_FRAME,
+    FrameError,
+    FrameReader,
+    FrameStream,
+    framed,
+    receive,
+)
 
 
 @given(
@@ -66,13 +77,53 @@ def test_frames_in_many_reads_are_not_joined_again_and_again() -> None:
 
 
 async def test_frames_on_a_stream() -> None:
-    one, other = trio.testing.memory_stream_pair()
-    sender, receiver = FrameStream(one), FrameStream(other, max_bytes=5)
-    for payload in (b"first", b"", b"third"):
-        await sender.send(payload)
-    await one.send_all(framed(b"half")[:-1])
-    await one.send_eof()
-    assert [await receiver.receive() for _ in range(4)] == [b"first", b"", b"third", None]
-    await receiver.send(b"longer")
-    with pytest.raises(FrameError):
-        await FrameStream(one, max_bytes=5).receive()
+    one, other = socket.socketpair()
+    with one, other:
+        sender, receiver = FrameStream(one), FrameStream(other, max_bytes=5)
+        for payload in (b"first", b"", b"third"):
+            assert await sender.send(payload)
+        one.sendall(framed(b"half")[:-1])
+        one.shutdown(socket.SHUT_WR)
+        assert [await receiver.receive() for _ in range(4)] == [b"first", b"", b"third", None]
+        await receiver.send(b"longer")
+        with pytest.raises(FrameError):
+            await FrameStream(one, max_bytes=5).receive()
+
+
+async def test_a_stream_whose_other_side_has_gone() -> None:
+    one, other = socket.socketpair()
+    stream = FrameStream(one)
+    other.send(b"left unread")
+    stream_of_other = FrameStream(other)
+    await stream.send(b"")
+    stream_of_other.close()
+    stream_of_other.close()
+    assert not await stream.send(b"")
+    assert await receive(one) == b"left unread"
+    assert await stream.receive() is None
+    stream.close()
+
+
+async def test_a_task_that_waits_learns_that_a_stream_was_closed() -> None:
+    one, other = socket.socketpair()
+    stream = FrameStream(one)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(raises_closed, stream.receive)
+        await trio.testing.wait_all_tasks_blocked()
+        stream.close()
+    other.close()
+
+
+async def raises_closed(call: Callable[[], Awaitable[object]]) -> None:
+    with pytest.raises(trio.ClosedResourceError):
+        await call()
+
+
+async def test_what_a_full_socket_does_not_take_is_sent_as_it_is_read() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        sender, receiver = FrameStream(one), FrameStream(other)
+        payload = bytes(10 * 2**20)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.send, payload)
+            assert await receiver.receive() == payload

@@ -20,7 +20,8 @@ import trio
 
 from tests.support import tiny
 from tests.support.waiting import patiently, until
-from trioserve.children.launch import Launched, Launcher, Spawner, open_launcher
+from trioserve.children.child import Child
+from trioserve.children.launch import Launcher, Spawner, open_launcher
 from trioserve.errors import ModelLoadError
 
 pytestmark = [
@@ -32,16 +33,13 @@ PR_GET_CHILD_SUBREAPER = 37
 
 
 @asynccontextmanager
-async def started(launcher: Launcher, *argv: str) -> AsyncIterator[tuple[Launched, dict[str, Any]]]:
+async def started(launcher: Launcher, *argv: str) -> AsyncIterator[tuple[Child, dict[str, Any]]]:
     """A process, with what it says of itself."""
     process = await launcher.launch(argv)
     try:
         yield process, await tiny.info_of(process)
     finally:
-        process.send_signal(signal.SIGKILL)
-        with trio.CancelScope(shield=True):
-            await process.wait()
-        process.close()
+        await process.aend()
 
 
 async def until_gone(pid: int) -> None:
@@ -74,11 +72,11 @@ async def test_a_process_gets_its_socket_its_log_and_a_session_of_its_own(way: s
             assert info["colour"] == "green"
             # Its standard files, its socket, and what it looks at all of them with.
             assert len(info["descriptors"]) == 5
-            assert not os.get_inheritable(process.frames.fileno())
+            assert not os.get_inheritable(process.socket.fileno())
             log = b""
             with patiently():
                 while log.count(b"\n") < 2:
-                    log += await process.log.receive_some()
+                    log += await process.read_log()
             assert log == b"on standard output\non standard error\n"
         assert n_descriptors() == n_before
 
@@ -95,23 +93,24 @@ async def test_ps_shows_what_a_fork_has_become() -> None:
 @pytest.mark.parametrize("way", tiny.WAYS)
 async def test_a_process_ends_with_its_exit_code(way: str) -> None:
     async with tiny.launcher(way) as launcher, started(launcher, "exit", "3") as (process, _):
-        assert await process.wait() == 3
-        assert await process.wait() == 3, "may be asked again"
-        process.send_signal(signal.SIGKILL)  # does nothing
+        assert await process.ended() == 3
+        assert await process.ended() == 3, "may be asked again"
+        process.kill()  # does nothing
+        process.terminate()
 
 
 @pytest.mark.parametrize("way", tiny.WAYS)
 async def test_a_process_ends_by_a_signal(way: str) -> None:
     async with tiny.launcher(way) as launcher, started(launcher) as (process, _):
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == -signal.SIGTERM
+        process.terminate()
+        assert await process.ended() == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("way", tiny.WAYS)
 async def test_a_process_ends_with_its_lifeline(way: str) -> None:
     async with tiny.launcher(way) as launcher, started(launcher) as (process, _):
         process.close()
-        assert await process.wait() == 0
+        assert await process.ended() == 0
 
 
 @pytest.mark.parametrize("way", tiny.WAYS)
@@ -163,8 +162,8 @@ async def test_processes_outlive_the_zygote_and_others_are_started_without_it() 
                 assert info["argv"] == ["spawned"]
         assert launcher.pid is None and not Path(f"/proc/{zygote}").exists(), "it was reaped"
         assert is_running(old.pid)
-        old.send_signal(signal.SIGSEGV)
-        assert await old.wait() == -signal.SIGSEGV, "how it has ended is known"
+        os.kill(old.pid, signal.SIGSEGV)
+        assert await old.ended() == -signal.SIGSEGV, "how it has ended is known"
 
 
 async def test_a_zygote_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,8 +255,8 @@ async def test_what_a_process_leaves_behind_is_not_left_to_the_router(way: str) 
             pass  # so that a zygote is there
         async with started(launcher, "helper") as (process, info):
             assert parent_of(info["helper"]) == process.pid
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
+            process.kill()
+            await process.ended()
         try:
             assert parent_of(info["helper"]) != os.getpid()
         finally:

@@ -41,8 +41,8 @@ from trioserve.errors import (
 )
 from trioserve.llama.machine import MemoryUse
 from trioserve.model_process.connection import Line
-from trioserve.router.child import HealthCheck
-from trioserve.router.fleet import Child, Fleet
+from trioserve.router.child import HealthCheck, ModelChild
+from trioserve.router.fleet import Fleet
 from trioserve.router.states import MAX_DEATHS, WINDOW, FleetEvent, QueueStatus, Status
 from trioserve.server.usage import Usage
 from trioserve.store.usage import UsageRow, Used
@@ -68,7 +68,7 @@ class Request:
     """A request that keeps its model until it is told to end."""
 
     def __init__(self) -> None:
-        self.child: Child | None = None
+        self.child: ModelChild | None = None
         self.error: TrioServeError | None = None
         self.waited: list[QueueStatus] = []
         self._end = trio.Event()

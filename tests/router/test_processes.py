@@ -22,7 +22,7 @@ from trioserve.errors import ModelLoadError
 from trioserve.model_process.server import ChildServer
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import Catalog, ModelEntry, Source, environment_of_children
-from trioserve.router.child import Child
+from trioserve.router.child import ModelChild
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import Status
 from trioserve.server.limits.memory import MemoryBudget
@@ -50,7 +50,7 @@ async def fleet_of(*entries: ModelEntry, max_models: int = 4) -> AsyncIterator[F
             yield fleet
 
 
-async def answer(child: Child) -> str:
+async def answer(child: ModelChild) -> str:
     """Have a process answer; gives the name of its model."""
     assert child.config is not None
     memory = MemoryBudget.of(child.config)
@@ -148,7 +148,7 @@ async def test_what_is_forked_has_one_thread() -> None:
         process = await launcher.launch(["--version"])
         assert isinstance(launcher, Forks)
         assert len(os.listdir(f"/proc/{launcher.pid}/task")) == 1
-        assert await process.wait() == 0
+        assert await process.ended() == 0
         process.close()
 
 

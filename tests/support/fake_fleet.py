@@ -22,7 +22,7 @@ from trioserve.errors import InvalidRequestError, ModelNotLoadedError, TrioServe
 from trioserve.model_process.connection import Known
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.models.catalog.catalog import find_exact, find_named
-from trioserve.router.child import Child
+from trioserve.router.child import ModelChild
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import FleetEvent, ModelState, QueueStatus, Status
 from trioserve.testing import ScriptedBackend, scripted
@@ -54,7 +54,7 @@ class FakeFleet:
     """
 
     catalog: FakeCatalog
-    children: dict[str, Child] = attrs.field(factory=dict)
+    children: dict[str, ModelChild] = attrs.field(factory=dict)
     states: dict[str, ModelState] = attrs.field(factory=dict)
     failures: dict[str, Exception] = attrs.field(factory=dict)
     news: list[QueueStatus] = attrs.field(factory=list)
@@ -84,7 +84,7 @@ class FakeFleet:
         *,
         autoload: bool = True,
         on_wait: Callable[[QueueStatus], None] | None = None,
-    ) -> AsyncIterator[Child]:
+    ) -> AsyncIterator[ModelChild]:
         name = entry.name
         while name not in self.children:
             if not autoload:
@@ -108,13 +108,13 @@ class FakeFleet:
         value = Status.LOADED if name in self.children else Status.UNLOADED
         return self.states.get(name, ModelState(value=value))
 
-    def child(self, name: str) -> Child | None:
+    def child(self, name: str) -> ModelChild | None:
         return self.children.get(name)
 
     def known(self, name: str) -> Known:
         return self.children[name].line.known if name in self.children else Known()
 
-    def loaded(self) -> dict[str, Child]:
+    def loaded(self) -> dict[str, ModelChild]:
         return self.children
 
     async def load(self, entry: ModelEntry) -> None:
@@ -160,7 +160,7 @@ class Routed:
     service: RouterService
     fleet: FakeFleet
     processes: dict[str, InName]
-    _start: Callable[..., Awaitable[tuple[Child, InName]]]
+    _start: Callable[..., Awaitable[tuple[ModelChild, InName]]]
 
     async def load(self, name: str, backend: ScriptedBackend, *, silent: bool = False) -> None:
         """Load a model, or replace its process, and have those that wait look."""
@@ -191,7 +191,7 @@ async def routed(
 
     async def start(
         name: str, backend: ScriptedBackend, *, silent: bool = False
-    ) -> tuple[Child, InName]:
+    ) -> tuple[ModelChild, InName]:
         settings = Config(**{"alias": name, "stream_interval_ms": 0, **(child or {})})  # type: ignore[arg-type]
 
         def on_usage(model: str, rows: Any) -> None:

@@ -12,12 +12,10 @@ from typing import Any, TypeAlias
 
 import attrs
 import trio
-import trio.testing
 
 from tests.support.scripted_children import entry
 from trioserve.children import reports
 from trioserve.children.frames import framed
-from trioserve.children.launch import Launched
 from trioserve.children.parent import ParentSocket
 from trioserve.children.reports import Report
 from trioserve.cli.model_process import answer, drain, process_of
@@ -27,7 +25,7 @@ from trioserve.errors import TrioServeError, raised_alone
 from trioserve.model_process.messages import Introduced
 from trioserve.model_process.server import ChildServer
 from trioserve.model_process.serving import ModelProcess
-from trioserve.router.child import Child, HealthCheck
+from trioserve.router.child import HealthCheck, ModelChild
 from trioserve.server.limits.memory import MemoryBudget
 from trioserve.server.server import Server
 from trioserve.server.usage import Usage
@@ -54,6 +52,7 @@ class InName:
     signals: list[signal.Signals] = attrs.field(factory=list)
     #: Its end of the socket, for what no server says.
     end: socket.socket | None = None
+    socket: socket.socket = attrs.field(init=False)
     _process: ModelProcess | None = None
     _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _asked_to_end: trio.Event = attrs.field(factory=trio.Event)
@@ -71,28 +70,46 @@ class InName:
         assert self.end is not None
         self.end.sendall(framed(payload))
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Have it end, or die."""
-        if self._has_ended.is_set():
-            return
-        self.signals.append(number)
-        if number == signal.SIGKILL:
-            self._code = -number
-            if self.end is not None:
-                self.end.shutdown(socket.SHUT_RDWR)
-            self._has_ended.set()  # what is left of it has no more effect
-            self._scope.cancel()
-        else:
-            self._asked_to_end.set()
-
     def die(self) -> None:
         """Die at once."""
-        self.send_signal(signal.SIGKILL)
+        self.kill()
 
-    async def wait(self) -> int:
+    # -- as with a `Child`
+
+    def kill(self) -> None:
+        """Have it die."""
+        if self._has_ended.is_set():
+            return
+        self.signals.append(signal.SIGKILL)
+        self._code = -signal.SIGKILL
+        if self.end is not None:
+            self.end.shutdown(socket.SHUT_RDWR)
+        self._has_ended.set()  # what is left of it has no more effect
+        self._scope.cancel()
+
+    def terminate(self) -> None:
+        """Have it end."""
+        if not self._has_ended.is_set():
+            self.signals.append(signal.SIGTERM)
+            self._asked_to_end.set()
+
+    async def ended(self) -> int:
         """Wait for its end."""
         await self._has_ended.wait()
         return self._code
+
+    async def aend(self) -> int:
+        """Kill it."""
+        self.kill()
+        with trio.CancelScope(shield=True):
+            code = await self.ended()
+        self.socket.close()
+        return code
+
+    async def read_log(self) -> bytes:
+        """It writes nothing."""
+        await trio.lowlevel.checkpoint()
+        return b""
 
     async def run(self, end: socket.socket) -> None:
         """Run in a task of the test."""
@@ -137,21 +154,18 @@ class LauncherInName:
     make: Make
     started: list[InName] = attrs.field(factory=list)
 
-    async def launch(self, argv: Sequence[str]) -> Launched:
+    async def launch(self, argv: Sequence[str]) -> InName:
         """See `Launcher.launch`."""
         await trio.lowlevel.checkpoint()
         process = self.make(argv)
         self.started.append(process)
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        log = trio.testing.MemoryReceiveStream()
-        log.put_eof()
+        process.socket, theirs = socket.socketpair()
         self.nursery.start_soon(process.run, theirs)
-        return Launched(process.pid, ours, log, process.wait, process.send_signal, ours.close)
+        return process
 
 
-class ChildInName(Child):
-    """A `Child` whose configuration is that of its process, which no arguments say."""
+class ChildInName(ModelChild):
+    """A `ModelChild` whose configuration is that of its process, which no arguments say."""
 
     settings: Config
 

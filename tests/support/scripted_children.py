@@ -56,8 +56,7 @@ class ScriptedProcess:
     def __init__(self, argv: Sequence[str], *, obeys: bool = True) -> None:
         self.argv = argv
         self.pid = next(self._pids)
-        self.frames, self.end_of_frames = socket.socketpair()
-        self.frames.setblocking(False)
+        self.socket, self.end_of_frames = socket.socketpair()
         self.log = trio.testing.MemoryReceiveStream()
         self.signals: list[signal.Signals] = []
         self.closed = False
@@ -99,24 +98,36 @@ class ScriptedProcess:
         self.end_of_frames.close()
         self.log.put_eof()
 
-    # -- what the router does with it
+    # -- what the router does with it, as with a `Child`
 
-    async def wait(self) -> int:
+    async def read_log(self) -> bytes:
+        return bytes(await self.log.receive_some())
+
+    async def ended(self) -> int:
         await self._ended.wait()
         assert self._code is not None
         return self._code
 
-    def send_signal(self, number: signal.Signals) -> None:
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         if self._code is not None:
             return
         self.signals.append(number)
         if number == signal.SIGKILL or self._obeys:
             self.end(-9 if number == signal.SIGKILL else 0)
 
-    def close(self) -> None:
-        assert self._code is not None, "it would be left alone"
+    async def aend(self) -> int:
+        self.kill()
+        with trio.CancelScope(shield=True):
+            code = await self.ended()
         self.closed = True
-        self.frames.close()
+        self.socket.close()
+        return code
 
 
 @attrs.define(eq=False)

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from trioserve.children.frames import FrameReader
-from trioserve.children.launch import Forks, Launched, Launcher, Spawner, receive
+from trioserve.children.child import Child
+from trioserve.children.frames import FrameStream
+from trioserve.children.launch import Forks, Launcher, Spawner
 from trioserve.children.reports import Failed, decode
-from trioserve.children.zygote import Zygote
 
 #: Both ways: a Python for each process, or forks of one that waits.
 WAYS = ("spawned", "forked")
@@ -34,15 +34,14 @@ def spawner() -> Spawner:
     return Spawner(environment(), _CHILD)
 
 
-def zygote_of(command: Sequence[str] = _ZYGOTE) -> Zygote:
+def zygote_of(command: Sequence[str] = _ZYGOTE) -> Child:
     """Start a zygote as a program; the number of its socket is added."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
             [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment()
         )
-    process.returncode = 0  # a launcher waits for its end
-    return Zygote(process.pid, ours)
+    return Child(process, ours)
 
 
 @asynccontextmanager
@@ -55,12 +54,11 @@ async def forks(command: Sequence[str] = _ZYGOTE) -> AsyncIterator[Forks]:
         await made.end()
 
 
-async def info_of(process: Launched) -> dict[str, Any]:
+async def info_of(process: Child) -> dict[str, Any]:
     """Read what a tiny process says of itself."""
-    frames = FrameReader()
-    while not (payloads := frames.feed(await receive(process.frames))):
-        pass
-    report = decode(payloads[0])
+    payload = await FrameStream(process.socket).receive()
+    assert payload is not None
+    report = decode(payload)
     assert isinstance(report, Failed)
     return json.loads(report.message)  # type: ignore[no-any-return]
 

@@ -17,13 +17,11 @@ from trioserve.tools.process import Process
 
 
 @asynccontextmanager
-async def supervised() -> AsyncIterator[tuple[Process, trio.SocketStream]]:
+async def supervised() -> AsyncIterator[tuple[Process, socket.socket]]:
     """A program, and the end of its supervisor."""
-    ours, theirs = (
-        trio.SocketStream(trio.socket.from_stdlib_socket(one)) for one in socket.socketpair()
-    )
+    ours, theirs = socket.socketpair()
     pipes = SimpleNamespace(stdin=None, stdout=SimpleNamespace(), stderr=None)
-    async with ours, theirs:
+    with ours, theirs:
         yield Process(cast(trio.Process, pipes), ours), theirs
 
 
@@ -33,12 +31,12 @@ async def test_a_wait_that_was_cancelled_has_not_ended_the_program() -> None:
             nursery.start_soon(process.wait)
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        await supervisor.send_all(framed(b"ended 3 memory"))
+        supervisor.sendall(framed(b"ended 3 memory"))
         assert await process.wait() == 3
         assert process.limit_reached == "memory"
 
 
 async def test_a_program_without_its_supervisor_was_killed() -> None:
     async with supervised() as (process, supervisor):
-        await supervisor.aclose()
+        supervisor.close()
         assert await process.wait() == -signal.SIGKILL

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, TypeVar
 
+import trio
+
 from trioserve.children.frames import MAX_FRAME, FrameError, FrameReader, head
 
 _T = TypeVar("_T")
@@ -30,6 +32,12 @@ _FAREWELL = 0.5
 
 _CHUNK = 2**18
 
+#: Seconds between two looks whether it has ended, where the system does not tell.
+_POLL = 0.05
+
+#: The exit code of a fork if the real one is not known.
+_UNKNOWN_END = 255
+
 #: Variables without which a Python may not find its libraries.
 _VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT")
 
@@ -38,48 +46,91 @@ class ChildError(Exception):
     """The process has ended, or sent what is no frame."""
 
 
+class Fork:
+    """A child of this process that another one has forked, as a `subprocess.Popen`. Linux only.
+
+    Args:
+        pid: its number.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def wait(self) -> int:
+        """Wait until it has ended, and say how."""
+        if self.returncode is None:
+            try:
+                self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            except ChildProcessError:  # other code in this program waits for all processes
+                self.returncode = _UNKNOWN_END
+        return self.returncode
+
+
 class Child:
     """A process, and the frames to and from it.
 
     One thread at a time may talk with it, and `end` it; `kill` may be called from any, also
     meanwhile. `trioserve.children.inside` is its own side. A block ends the process.
 
-    Args:
-        command: the program and its arguments.
-        env: all of its variables; None: those of this process.
-        log: where its output goes, both what C and what Python writes.
-        max_frame: bytes of a payload that it may send.
+    A task of Trio waits with `ended`, and ends it with `aend`; the functions of
+    `trioserve.children.frames` send and receive.
 
-    Raises:
-        OSError: it cannot be started.
+    Args:
+        process: the process, in a session of its own.
+        connection: our end of the socket.
+        log: our end of a pipe for its output.
+        max_frame: bytes of a payload that it may send.
     """
 
     def __init__(
         self,
+        process: subprocess.Popen[bytes] | Fork,
+        connection: socket.socket,
+        *,
+        log: IO[bytes] | None = None,
+        max_frame: int = MAX_FRAME,
+    ) -> None:
+        #: The number of the process.
+        self.pid = process.pid
+        self.socket, self.log = connection, log
+        #: How it has ended, as `subprocess` has it: its exit code, or less the number of a signal.
+        self.code: int | None = None
+        self._process = process
+        self._reader = FrameReader(max_frame)
+        self._frames = deque[bytes]()
+        self._lock = threading.Lock()
+        self._is_killed = False
+
+    @classmethod
+    def spawn(
+        cls,
         command: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
         log: IO[bytes] | int = subprocess.DEVNULL,
         max_frame: int = MAX_FRAME,
-    ) -> None:
-        #: How it has ended, as `subprocess` has it: its exit code, or less the number of a signal.
-        self.code: int | None = None
-        self._reader = FrameReader(max_frame)
-        self._frames = deque[bytes]()
-        self._lock = threading.Lock()
-        self._is_killed = False
-        self.socket, theirs = socket.socketpair()
+    ) -> Self:
+        """Start a program.
+
+        Args:
+            command: the program and its arguments.
+            env: all of its variables; None: those of this process.
+            log: where its output goes, both what C and what Python writes. With `subprocess.PIPE`,
+                it can be read from the attribute.
+            max_frame: bytes of a payload that it may send.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = _open(theirs, command, env, log)
+                process = _open(theirs, command, env, log)
         except BaseException:
-            self.socket.close()
+            ours.close()
             raise
-
-    @property
-    def pid(self) -> int:
-        """The number of the process."""
-        return self._process.pid
+        return cls(process, ours, log=process.stdout, max_frame=max_frame)
 
     @property
     def is_alive(self) -> bool:
@@ -129,20 +180,40 @@ class Child:
         except OSError as error:
             raise ChildError("the process has ended") from error
 
+    async def read_log(self) -> bytes:
+        """Wait for output of the process in its pipe; none: all who had the pipe have ended."""
+        assert self.log is not None
+        await trio.lowlevel.wait_readable(self.log)
+        return os.read(self.log.fileno(), _CHUNK)
+
+    def terminate(self) -> None:
+        """Ask the process to end. Does nothing once it has."""
+        with self._lock:
+            if not self._is_killed:
+                self._signal(os.kill, signal.SIGTERM)
+
     def kill(self) -> None:
         """Kill the process and all of its group. What waits for it raises."""
+        self._kill_group()
+        with self._lock, suppress(OSError):
+            # A process that has left the group may still have the other end.
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def _kill_group(self) -> None:
         with self._lock:
             if self._is_killed:
                 return
             self._is_killed = True
             if sys.platform == "win32":
                 self._process.kill()
-            elif self._process.returncode is None:  # not reaped, so the number is of no other group
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self.pid, signal.SIGKILL)
-            # A process that has left the group may still have the other end.
-            with suppress(OSError):
-                self.socket.shutdown(socket.SHUT_RDWR)
+            else:
+                for call in (os.kill, os.killpg):  # a fork may not have its group yet
+                    self._signal(call, signal.SIGKILL)
+
+    def _signal(self, call: Callable[[int, int], None], number: signal.Signals) -> None:
+        if self._process.returncode is None:  # not reaped, so the number is of no other process
+            with suppress(ProcessLookupError, PermissionError):
+                call(self.pid, number)
 
     def end(self, patience: float = _FAREWELL) -> int:
         """Close the socket, and wait for the end, which is soon. Returns `code`.
@@ -151,13 +222,63 @@ class Child:
             patience: seconds to wait before the process is killed. The rest of its group is killed
                 in any case.
         """
-        if self.code is None:
-            with self._lock:
-                self.socket.close()
+        if patience > 0 and self.code is None:
+            self.close()
             self._await_exit(time.monotonic() + patience)
+        self.kill()
+        self.close()
+        return self._reap()
+
+    async def aend(self, patience: float = 0.0) -> int:
+        """As `end`. Not cancellable."""
+        with trio.CancelScope(shield=True):
+            if patience > 0 and self.code is None:
+                self.close()
+                with trio.move_on_after(patience):
+                    await self._exited()
             self.kill()
+            await self._exited()
+        return self.end(0.0)
+
+    async def ended(self) -> int:
+        """Wait until the process has ended, and kill the rest of its group. Returns `code`.
+
+        What it has sent and written can still be read.
+        """
+        await self._exited()
+        self._kill_group()
+        return self._reap()
+
+    def close(self) -> None:
+        """Close our ends. The process then ends by itself."""
+        with self._lock:
+            if self.socket.fileno() < 0:
+                return
+            for each in (self.socket, self.log):
+                if each is not None:
+                    if trio.lowlevel.in_trio_run():
+                        trio.lowlevel.notify_closing(each)
+                    each.close()
+
+    def _reap(self) -> int:
+        """Learn how the process has ended, or will, as it was killed: its number is free then."""
+        if self.code is None:
             self.code = self._process.wait()
         return self.code
+
+    async def _exited(self) -> None:
+        if self.code is not None:
+            return
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except (AttributeError, OSError):  # another system, or there are too many descriptors
+            while not self._has_exited():  # noqa: ASYNC110
+                await trio.sleep(_POLL)
+            return
+        try:
+            await trio.lowlevel.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
 
     def __enter__(self) -> Self:
         return self
@@ -179,8 +300,8 @@ class Child:
     def _has_exited(self) -> bool:
         if self.code is not None:
             return True
-        if not hasattr(os, "waitid"):  # macOS, Windows
-            return self._process.poll() is not None
+        if isinstance(self._process, subprocess.Popen) and not hasattr(os, "waitid"):
+            return self._process.poll() is not None  # macOS, Windows
         try:
             # Does not reap it: its group is killed before.
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
@@ -198,8 +319,9 @@ def _open(
         command,
         stdin=subprocess.PIPE if sys.platform == "win32" else theirs.fileno(),
         stdout=log,
-        stderr=log,
+        stderr=subprocess.STDOUT,
         env=env,
+        bufsize=0,
         start_new_session=True,  # no Ctrl+C, and a group to kill
     )
     if sys.platform == "win32":

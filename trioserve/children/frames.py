@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from struct import Struct
-from typing import Protocol
+
+import trio
 
 #: Bytes of the payload of a frame, unless its reader allows another number.
 MAX_FRAME = 2**26
 
 _LENGTH = Struct("<I")
 _CHUNK = 2**18
+
+#: Windows has none, so sockets that Trio waits for are set not to block, too.
+_DONTWAIT = getattr(socket, "MSG_DONTWAIT", 0)
 
 
 class FrameError(Exception):
@@ -72,28 +77,55 @@ class FrameReader:
         return payloads
 
 
-class _Stream(Protocol):
-    async def send_all(self, data: bytes) -> None: ...
-    async def receive_some(self, max_bytes: int) -> bytes | bytearray: ...
+async def receive(connection: socket.socket) -> bytes:
+    """Wait for bytes on a socket; none: the other side has gone.
+
+    `trio.SocketStream` would first try to read, and wait then, which costs more.
+    """
+    while True:
+        await trio.lowlevel.wait_readable(connection)
+        try:
+            return connection.recv(_CHUNK, _DONTWAIT)
+        except BlockingIOError:
+            continue
+        except ConnectionResetError:  # it has gone without reading all
+            return b""
+
+
+async def send(connection: socket.socket, data: bytes) -> bool:
+    """Send bytes on a socket. Returns False if the other side has gone."""
+    with memoryview(data) as view:
+        n_sent = 0
+        while n_sent < len(view):
+            try:
+                n_sent += connection.send(view[n_sent:], _DONTWAIT)
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(connection)
+            except OSError:
+                return False
+    return True
 
 
 class FrameStream:
-    """Frames on a stream of Trio. One task may send, and another receive.
+    """Frames on a socket, for Trio. One task may send, and another receive.
 
     Args:
-        stream: the stream.
+        connection: the socket.
         max_bytes: of a payload that is received.
     """
 
-    def __init__(self, stream: _Stream, max_bytes: int = MAX_FRAME) -> None:
-        self._stream = stream
+    def __init__(self, connection: socket.socket, max_bytes: int = MAX_FRAME) -> None:
+        connection.setblocking(False)
+        self._connection = connection
         self._reader = FrameReader(max_bytes)
         self._payloads = deque[bytes]()
 
-    async def send(self, payload: bytes) -> None:
-        """Send a frame. If that is cancelled, no other can be sent."""
-        await self._stream.send_all(head(payload))
-        await self._stream.send_all(payload)
+    async def send(self, payload: bytes) -> bool:
+        """Send a frame. Returns False if the other side has gone.
+
+        If it is cancelled, no other frame can be sent.
+        """
+        return await send(self._connection, head(payload)) and await send(self._connection, payload)
 
     async def receive(self) -> bytes | None:
         """The payload of the next frame; None: there is none. An incomplete frame is ignored.
@@ -102,7 +134,13 @@ class FrameStream:
             FrameError: this is no frame.
         """
         while not self._payloads:
-            if not (data := await self._stream.receive_some(_CHUNK)):
+            if not (data := await receive(self._connection)):
                 return None
             self._payloads += self._reader.feed(data)
         return self._payloads.popleft()
+
+    def close(self) -> None:
+        """Close the socket. A task that waits for it raises `trio.ClosedResourceError`."""
+        if self._connection.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._connection)
+            self._connection.close()

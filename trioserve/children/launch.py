@@ -9,21 +9,21 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
+import subprocess
 import sys
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-import attrs
 import trio
 
 import trioserve
 from trioserve.children import parent, zygote
-from trioserve.children.zygote import Zygote
+from trioserve.children.child import Child, Fork
 from trioserve.errors import ModelLoadError
 from trioserve.log import get_logger
 
@@ -36,35 +36,11 @@ COMMAND = (sys.executable, "-P", "-m", "trioserve")
 _START_TIMEOUT = 60.0
 _FORK_TIMEOUT = 10.0
 
-#: The exit status of a process if the real one is not known.
-_UNKNOWN_END = 255
-
-
-@attrs.frozen
-class Launched:
-    """A process that was started. Its owner waits for its end, and then closes it.
-
-    Attributes:
-        pid: its number.
-        frames: the socket.
-        log: what it writes to standard output and error.
-        wait: waits until it has ended; gives its exit code, or less the number of its signal.
-        send_signal: sends it a signal. Does nothing once it has ended.
-        close: closes our ends, the lifeline among them. May be called twice.
-    """
-
-    pid: int
-    frames: socket.socket
-    log: trio.abc.ReceiveStream
-    wait: Callable[[], Awaitable[int]]
-    send_signal: Callable[[signal.Signals], None]
-    close: Callable[[], None]
-
 
 class Launcher(Protocol):
     """Starts processes."""
 
-    async def launch(self, argv: Sequence[str]) -> Launched:
+    async def launch(self, argv: Sequence[str]) -> Child:
         """Start ``trioserve`` with these arguments.
 
         When cancelled, no process is left.
@@ -74,76 +50,11 @@ class Launcher(Protocol):
         """
 
 
-#: Bytes that are read from a socket at once.
-_CHUNK = 2**18
-
-
-async def receive(connection: socket.socket) -> bytes:
-    """Wait for bytes on a socket; none: the other side has gone.
-
-    `trio.SocketStream` would first try to read, and wait then, which costs more.
-    """
-    while True:
-        await trio.lowlevel.wait_readable(connection)
-        try:
-            return connection.recv(_CHUNK, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            continue
-        except ConnectionResetError:  # it has gone without reading all
-            return b""
-
-
-async def send(connection: socket.socket, data: bytes) -> bool:
-    """Send bytes on a socket that does not block. Returns False if the other side has gone."""
-    with memoryview(data) as view:
-        n_sent = 0
-        while n_sent < len(view):
-            try:
-                n_sent += connection.send(view[n_sent:])
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(connection)
-            except OSError:
-                return False
-    return True
-
-
-@attrs.frozen
-class _Ends:
-    """Our ends of a process's socket and pipe, and its own as descriptors."""
-
-    frames: socket.socket
-    log: trio.lowlevel.FdStream
-    frames_end: int
-    log_end: int
-    close: Callable[[], None]
-
-    def launched(self, process: trio.Process | _Fork) -> Launched:
-        """Make what the owner of a process gets, which closes our ends."""
-        return Launched(
-            process.pid, self.frames, self.log, process.wait, process.send_signal, self.close
-        )
-
-
 @contextmanager
-def _open_ends() -> Iterator[_Ends]:
-    """The ends for a process that is started in the block. If that fails, they are closed.
-
-    Raises:
-        ModelLoadError: the block, or making them, has raised an OSError.
-    """
+def _refusals() -> Iterator[None]:
+    """Have a block raise ModelLoadError where the system lets it start no process."""
     try:
-        with ExitStack() as ours, ExitStack() as theirs:  # the process has its own copies
-            one, other = socket.socketpair()
-            frames_end = theirs.enter_context(other).fileno()
-            frames = ours.enter_context(one)
-            frames.setblocking(False)
-            descriptor, log_end = os.pipe()
-            theirs.callback(os.close, log_end)
-            log = trio.lowlevel.FdStream(descriptor)
-            ours.callback(log.close)
-            kept = ExitStack()
-            yield _Ends(frames, log, frames_end, log_end, kept.close)
-            kept.push(ours.pop_all())
+        yield
     except OSError as error:
         reason = error.strerror or error
         raise ModelLoadError(f"The process of the model cannot be started: {reason}.") from None
@@ -156,18 +67,16 @@ class Spawner:
         self._environ = environ
         self._command = command
 
-    async def launch(self, argv: Sequence[str]) -> Launched:
+    async def launch(self, argv: Sequence[str]) -> Child:
         """See `Launcher.launch`."""
-        with _open_ends() as ends:
-            process = await trio.lowlevel.open_process(
-                [*self._command, *argv],
-                stdin=ends.frames_end,
-                stdout=ends.log_end,
-                stderr=ends.log_end,
-                env=environment(self._environ),
-                start_new_session=True,
-            )
-            return ends.launched(process)
+        start = partial(
+            Child.spawn,
+            [*self._command, *argv],
+            env=environment(self._environ),
+            log=subprocess.PIPE,
+        )
+        with _refusals():
+            return await trio.to_thread.run_sync(start)
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -179,7 +88,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @asynccontextmanager
 async def open_launcher(
-    environ: Mapping[str, str], forked: Zygote | None = None
+    environ: Mapping[str, str], forked: Child | None = None
 ) -> AsyncIterator[Launcher]:
     """Start processes with an environment, as long as a block lasts.
 
@@ -206,9 +115,9 @@ class Forks:
         spawner: starts processes in the other way.
     """
 
-    def __init__(self, forked: Zygote, spawner: Launcher) -> None:
-        self._zygote: _Fork | None = _Fork(forked.pid)
-        self._orders = trio.socket.from_stdlib_socket(forked.orders)
+    def __init__(self, forked: Child, spawner: Launcher) -> None:
+        self._zygote: Child | None = forked
+        self._orders = trio.socket.from_stdlib_socket(forked.socket)
         self._spawner = spawner
         self._has_begun = False
         self._one_at_a_time = trio.Lock()
@@ -220,35 +129,38 @@ class Forks:
 
     async def end(self) -> None:
         """End the zygote, in a shield."""
-        process, self._zygote = self._zygote, None
-        if process is not None:
-            self._orders.close()
-            process.send_signal(signal.SIGKILL)
-            with trio.CancelScope(shield=True):
-                await process.wait()
+        forked, self._zygote = self._zygote, None
+        if forked is not None:
+            await forked.aend()
 
-    async def launch(self, argv: Sequence[str]) -> Launched:
+    async def launch(self, argv: Sequence[str]) -> Child:
         """See `Launcher.launch`."""
         async with self._one_at_a_time:
             forked = await self._fork(argv)
         return forked or await self._spawner.launch(argv)
 
-    async def _fork(self, argv: Sequence[str]) -> Launched | None:
+    async def _fork(self, argv: Sequence[str]) -> Child | None:
         """Fork a process; None if the zygote has died. Raises ModelLoadError."""
         if self._zygote is None:
             return None
         if not self._has_begun:
             with contextlib.suppress(OSError), trio.move_on_after(_START_TIMEOUT):
                 self._has_begun = await self._orders.recv(len(zygote.READY)) == zygote.READY
-        with _open_ends() as ends:
-            if self._has_begun and (pid := await self._order(argv, ends)) is not None:
-                return ends.launched(_Fork(pid))
-        ends.close()
+        with _refusals(), ExitStack() as ours, ExitStack() as theirs:
+            connection, other = socket.socketpair()
+            ours.enter_context(connection)
+            theirs.enter_context(other)  # the process has its own copies
+            log, log_end = os.pipe()
+            output = ours.enter_context(os.fdopen(log, "rb", 0))
+            theirs.callback(os.close, log_end)
+            if self._has_begun and (pid := await self._order(argv, other.fileno(), log_end)):
+                ours.pop_all()
+                return Child(Fork(pid), connection, log=output)
         _log.warning("the process that others are forked from has ended, or hangs")
         await self.end()
         return None
 
-    async def _order(self, argv: Sequence[str], ends: _Ends) -> int | None:
+    async def _order(self, argv: Sequence[str], *ends: int) -> int | None:
         """Order a fork; returns its number, or None if the zygote has died.
 
         Cannot be cancelled, because the answer would then be taken for that of the next order.
@@ -256,8 +168,7 @@ class Forks:
         Raises:
             ModelLoadError: the system does not allow another process.
         """
-        descriptors = array("i", [ends.frames_end, ends.log_end])
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", ends))]
         answer = b""
         with (
             contextlib.suppress(OSError, trio.ClosedResourceError),  # it has died
@@ -283,37 +194,3 @@ def _adopting_orphans() -> Iterator[None]:
         yield
     finally:
         zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 0)
-
-
-class _Fork:
-    """A child of this process that no `trio.Process` started, by a descriptor of it."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._descriptor = os.pidfd_open(pid)
-        self._code: int | None = None
-
-    async def wait(self) -> int:
-        """Wait until it has ended; returns its exit code, or less the number of its signal."""
-        if self._code is None:
-            await trio.lowlevel.wait_readable(self._descriptor)
-            self._code = self._reap()
-            os.close(self._descriptor)
-        return self._code
-
-    def _reap(self) -> int:
-        try:
-            os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED | os.WNOWAIT)
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)  # the rest of its group
-            ended = os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED)
-        except ChildProcessError:
-            return _UNKNOWN_END  # other code in this program waits for all processes
-        assert ended is not None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal. Does nothing once it has ended."""
-        if self._code is None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._descriptor, number)

@@ -22,8 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import attrs
-
+from trioserve.children.child import Child, Fork
 from trioserve.children.parent import VARIABLE
 
 #: The largest order, in bytes.
@@ -47,21 +46,13 @@ def prctl(option: int, value: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-@attrs.frozen
-class Zygote:
-    """A zygote, which is a child of this process: its number, and the socket for orders."""
-
-    pid: int
-    orders: socket.socket
-
-
 def _freeze() -> None:
     """Have later looks for garbage leave the memory alone that is shared with forks."""
     gc.collect()
     gc.freeze()
 
 
-def fork_zygote() -> Zygote | socket.socket | None:
+def fork_zygote() -> Child | socket.socket | None:
     """Fork this process. Returns the zygote here, and in the zygote its end of the socket.
 
     None: the system allows no other process.
@@ -77,7 +68,7 @@ def fork_zygote() -> Zygote | socket.socket | None:
         return None
     if pid:
         theirs.close()
-        return Zygote(pid, ours)
+        return Child(Fork(pid), ours)
     ours.close()
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)

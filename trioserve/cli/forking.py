@@ -10,8 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from trioserve.children.child import Child
 from trioserve.children.parent import ParentSocket
-from trioserve.children.zygote import Zygote, fork_zygote, wait_for_orders
+from trioserve.children.zygote import fork_zygote, wait_for_orders
 from trioserve.cli.memory import uncollected
 from trioserve.cli.systemd import take_sockets
 
@@ -42,7 +43,7 @@ def _import(names: Sequence[str]) -> None:
 
 def fork(
     environ: Mapping[str, str], serve: Callable[[list[str]], int], parent: ParentSocket | None
-) -> Zygote | None:
+) -> Child | None:
     """Fork a zygote from this process, which must not have started anything yet.
 
     It never returns in the zygote and in its forks, which end with SystemExit.
@@ -61,7 +62,7 @@ def fork(
     if threading.active_count() > 1:  # an extension has started one
         return None
     made = fork_zygote()
-    if made is None or isinstance(made, Zygote):
+    if made is None or isinstance(made, Child):
         return made
     with made:
         if parent is not None:

@@ -27,7 +27,7 @@ from trioserve.models.catalog import Catalog, ModelEntry, Source
 from trioserve.models.catalog.catalog import find_named
 from trioserve.remote.answers import Count, Model, Models
 from trioserve.remote.client import ServerClient, connected_to
-from trioserve.router.child import Child, HealthCheck
+from trioserve.router.child import HealthCheck, ModelChild
 
 T = TypeVar("T")
 
@@ -184,7 +184,7 @@ async def started(
     name = config.model_named or "bundled"
     entry = ModelEntry(name=name, source=Source.PRESET, args=tuple(flags), path=None)
     watch = HealthCheck(interval=math.inf)
-    child = Child(name, 0, entry=entry, watch=watch)
+    child = ModelChild(name, 0, entry=entry, watch=watch)
     decided = trio.Event()
     with ProgressReport(sys.stderr, n_log_lines=0) as progress:
 
@@ -207,7 +207,7 @@ async def started(
                 await _end(child)
 
 
-async def _end(child: Child) -> None:
+async def _end(child: ModelChild) -> None:
     """End a server and wait for its end, in a shield. Print a line if it had ended before."""
     if child.ended.is_set():
         print(f"trioserve: {child.last_words()}", file=sys.stderr)

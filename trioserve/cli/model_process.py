@@ -13,7 +13,7 @@ import msgspec
 import trio
 
 from trioserve.children import reports
-from trioserve.children.launch import receive
+from trioserve.children.frames import receive
 from trioserve.children.parent import ParentSocket
 from trioserve.cli.memory import keep_collecting, uncollected
 from trioserve.cli.progress import Reporter, fetch

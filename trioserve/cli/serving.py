@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from trioserve.api.router.service import RouterService
     from trioserve.api.service import AppState, Service
-    from trioserve.children.zygote import Zygote
+    from trioserve.children.child import Child
     from trioserve.models.catalog import Catalog
     from trioserve.router.fleet import Fleet
     from trioserve.server.lifecycle.engine import Loader
@@ -60,7 +60,7 @@ def serve(
     config: Config,
     status: Reporter | None = None,
     catalog: Catalog | None = None,
-    zygote: Zygote | None = None,
+    zygote: Child | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT. Blocks; returns the exit code.
 
@@ -212,7 +212,7 @@ def _make_app(
     config: Config,
     status: Reporter,
     catalog: Catalog | None,
-    zygote: Zygote | None,
+    zygote: Child | None,
     loading: Loader | None,
 ) -> QuartTrio:
     from trioserve.app import create_app, create_router
@@ -475,7 +475,7 @@ def catalog_of(
     return OneModel(config, argv, environ)
 
 
-def fleet_of(config: Config, catalog: Catalog, zygote: Zygote | None = None) -> Fleet:
+def fleet_of(config: Config, catalog: Catalog, zygote: Child | None = None) -> Fleet:
     """Make the fleet that runs the models of a catalog."""
     from trioserve.router.fleet import Fleet
 

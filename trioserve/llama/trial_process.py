@@ -66,7 +66,7 @@ def run(config: Config, progress: Progress | None = None) -> bool:
     command = [sys.executable, "-P", "-W", "ignore", "-m", __name__]
     with tempfile.TemporaryFile() as log:
         try:
-            child = Child(command, env=_environment(), log=log, max_frame=_MAX_MESSAGE)
+            child = Child.spawn(command, env=_environment(), log=log, max_frame=_MAX_MESSAGE)
         except OSError as error:
             _log.warning("the files are not tried first", reason=error.strerror)
             return False

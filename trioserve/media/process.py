@@ -288,7 +288,7 @@ class Decoder:
                 limits = json.dumps(attrs.asdict(self._limits))
                 command = [sys.executable, "-P", "-s", "-m", _MODULE, limits]
                 try:
-                    self._child = Child(command, env=bare_environment(), max_frame=MAX_ANSWER)
+                    self._child = Child.spawn(command, env=bare_environment(), max_frame=MAX_ANSWER)
                 except OSError as error:
                     raise DecoderError(f"no process can be started: {error.strerror}") from error
             return self._child

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import re
-import signal
 import socket
 import time
 from collections import deque
@@ -17,9 +16,9 @@ from typing import Any
 import attrs
 import trio
 
-from trioserve.children.child import how
-from trioserve.children.frames import FrameError, FrameReader, framed
-from trioserve.children.launch import Launched, Launcher, receive, send
+from trioserve.children.child import Child, how
+from trioserve.children.frames import FrameError, FrameReader, framed, receive, send
+from trioserve.children.launch import Launcher
 from trioserve.children.lines import Lines
 from trioserve.children.reports import (
     BESIDE,
@@ -93,7 +92,7 @@ class HealthCheck:
 
 
 @attrs.define(eq=False, kw_only=True)
-class Child(Instance):
+class ModelChild(Instance):
     """A model's process, from before its start until it has ended, and afterwards how it ended.
 
     `line` leads to it. `ended` is set as soon as it has ended, and
@@ -120,7 +119,7 @@ class Child(Instance):
     message: str | None = None
     lines: deque[str] = attrs.field(factory=lambda: deque(maxlen=_N_LINES))
     _complaint: str = ""  # the last line of its log that is an error, or no line of a log
-    _process: Launched | None = None
+    _process: Child | None = None
     _spoke: trio.Event = attrs.field(factory=trio.Event)
     _stop: trio.Event = attrs.field(factory=trio.Event)
     _stop_timeout: float = 0.0
@@ -150,10 +149,7 @@ class Child(Instance):
             try:
                 await self._attend(process, told)
             finally:
-                process.send_signal(signal.SIGKILL)
-                with trio.CancelScope(shield=True):
-                    self.exit_code = await process.wait()
-                process.close()
+                self.exit_code = await process.aend()
         finally:
             self._process = self.pid = None
             self.line.close(ModelProcessError())
@@ -176,7 +172,7 @@ class Child(Instance):
         _log.error("the process of a model is killed", model=self.name, reason=reason)
         self.message = reason
         if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
+            self._process.kill()
 
     def last_words(self) -> str:
         """Why it has ended: a sentence."""
@@ -206,34 +202,34 @@ class Child(Instance):
             return state
         return attrs.evolve(state, message=self.last_words(), log_tail=tuple(self.lines))
 
-    async def _attend(self, process: Launched, told: Callable[[Report | None], None]) -> None:
+    async def _attend(self, process: Child, told: Callable[[Report | None], None]) -> None:
         async with (
             alongside(
                 self._watch_over,
                 partial(self._stop_when_asked, process),
-                partial(self._send_frames, process.frames),
+                partial(self._send_frames, process.socket),
             ),
             trio.open_nursery() as reading,
         ):
-            reading.start_soon(self._read_frames, process.frames, told)
-            reading.start_soon(self._read_log, process.log)
-            self.exit_code = await process.wait()
+            reading.start_soon(self._read_frames, process.socket, told)
+            reading.start_soon(self._read_log, process.read_log)
+            self.exit_code = await process.ended()
             self.ended.set()
             told(None)
             reading.cancel_scope.deadline = trio.current_time() + _LAST_WORDS
 
-    async def _stop_when_asked(self, process: Launched) -> None:
+    async def _stop_when_asked(self, process: Child) -> None:
         await self._stop.wait()
         if self._stop_timeout > 0:
             # Requests that are made of several, as runs of tools are, finish before it drains.
             until = trio.current_time() + self._stop_timeout
             with trio.move_on_at(until):
                 await self._unused.wait()
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             await trio.sleep_until(until)
             _log.warning("the process of a model does not end in time", model=self.name,
                          seconds=self._stop_timeout)  # fmt: skip
-        process.send_signal(signal.SIGKILL)
+        process.kill()
 
     # -- what it says
 
@@ -276,9 +272,9 @@ class Child(Instance):
         self.config = parse(self.entry.args, self.environ).config
         return introduced.learn(self.config)
 
-    async def _read_log(self, stream: trio.abc.ReceiveStream) -> None:
+    async def _read_log(self, read: Callable[[], Awaitable[bytes]]) -> None:
         lines = Lines(_MAX_LINE, cut=True)
-        async for data in stream:
+        while data := await read():
             for line in lines.feed(data):
                 self._relay(line)
         self._relay(lines.rest)
@@ -360,7 +356,7 @@ async def estimate(launcher: Launcher, entry: ModelEntry, others: int | None = N
             found.append(report)
 
     watch = HealthCheck(interval=math.inf)
-    child = Child(entry.name, 0, entry=entry, watch=watch)
+    child = ModelChild(entry.name, 0, entry=entry, watch=watch)
     how = [] if others is None else [f"{BESIDE}{others}"]
     await child.run(launcher, [ESTIMATE, *how, *entry.args], told)
     if not found:

@@ -18,9 +18,9 @@ from typing import Any
 import attrs
 import trio
 
+from trioserve.children.child import Child
 from trioserve.children.launch import Launcher, open_launcher
 from trioserve.children.reports import MODEL, Downloading, Loading, Ready, Report, Sleeping, Usage
-from trioserve.children.zygote import Zygote
 from trioserve.concurrency import (
     Bell,
     EnteredOnce,
@@ -45,11 +45,9 @@ from trioserve.llama.machine import MemoryUse, memory_use
 from trioserve.log import get_logger
 from trioserve.model_process.connection import Known
 from trioserve.models.catalog import Catalog, ModelEntry
-from trioserve.router.child import Child, HealthCheck, estimate
+from trioserve.router.child import HealthCheck, ModelChild, estimate
 from trioserve.router.schedule import Lease, Schedule
 from trioserve.router.states import Deaths, Events, FleetEvent, ModelState, QueueStatus, Status
-
-__all__ = ["Child", "Fleet"]
 
 _log = get_logger("trioserve.router")
 
@@ -71,7 +69,7 @@ class _Model:
     """A model, its process or the last one that it had, and how often these have died."""
 
     entry: ModelEntry
-    child: Child | None = None
+    child: ModelChild | None = None
     deaths: Deaths = attrs.field(factory=Deaths)
 
 
@@ -106,7 +104,7 @@ class Fleet(EnteredOnce):
         max_memory: int = 0,
         drain_timeout: float = 30.0,
         launcher: Launcher | None = None,
-        zygote: Zygote | None = None,
+        zygote: Child | None = None,
         watch: HealthCheck | None = None,
         measure: Callable[[Sequence[int]], Awaitable[MemoryUse]] | None = None,
     ) -> None:
@@ -198,7 +196,7 @@ class Fleet(EnteredOnce):
         *,
         autoload: bool = True,
         on_wait: Callable[[QueueStatus], None] | None = None,
-    ) -> AsyncIterator[Child]:
+    ) -> AsyncIterator[ModelChild]:
         """Wait until a model is ready, and keep it for the length of the block.
 
         Args:
@@ -220,13 +218,13 @@ class Fleet(EnteredOnce):
                 self._turn()
                 await self._until_granted(lease, bell, on_wait)
             child = lease.process
-            assert isinstance(child, Child)
+            assert isinstance(child, ModelChild)
             child.used_at = time.time()
             yield child
         finally:
             used = lease.process
             self._schedule.leave(lease)
-            if isinstance(used, Child):
+            if isinstance(used, ModelChild):
                 used.note_use()
             self._turn()
 
@@ -363,12 +361,12 @@ class Fleet(EnteredOnce):
         if self._schedule.has_waiting:
             self._news.ring()
 
-    def _place(self, name: str, need: int) -> Child:
+    def _place(self, name: str, need: int) -> ModelChild:
         """Make the process of a model, which `_turn` then starts."""
         model = self._models[name]
         self._n_children += 1
         environ = self.catalog.environment
-        child = Child(name, need, entry=model.entry, watch=self._watch, environ=environ)
+        child = ModelChild(name, need, entry=model.entry, watch=self._watch, environ=environ)
         model.child = child
         return child
 
@@ -379,7 +377,7 @@ class Fleet(EnteredOnce):
 
     # -- one process
 
-    async def _attend(self, model: _Model, child: Child) -> None:
+    async def _attend(self, model: _Model, child: ModelChild) -> None:
         """Run a process from its start to its end."""
         try:
             await child.run(self._launcher, [MODEL, *child.entry.args], partial(self._told, child))
@@ -388,7 +386,7 @@ class Fleet(EnteredOnce):
         finally:
             self._ended(model, child)
 
-    def _told(self, child: Child, report: Report | None) -> None:
+    def _told(self, child: ModelChild, report: Report | None) -> None:
         """A process has reported its state, or ended."""
         data: dict[str, Any] = {}
         match report:
@@ -411,7 +409,7 @@ class Fleet(EnteredOnce):
         self._announce(child, data)
         self._turn()
 
-    def _ended(self, model: _Model, child: Child) -> None:
+    def _ended(self, model: _Model, child: ModelChild) -> None:
         """A process has ended: notify its requests, and decide whether to start another one."""
         reason = child.last_words()
         self._schedule.gone(child.name, ModelLoadError(reason))
@@ -456,7 +454,7 @@ class Fleet(EnteredOnce):
             self._schedule.limit(self._schedule.max_memory, tuple(sums))
         self._turn()
 
-    def _children(self) -> list[Child]:
+    def _children(self) -> list[ModelChild]:
         """The processes that run."""
         found = [model.child for model in self._models.values() if model.child is not None]
         return [child for child in found if child.pid is not None]
@@ -489,7 +487,7 @@ class Fleet(EnteredOnce):
         self._schedule.not_estimated(name, model.deaths.error(name, now) or error)
         self._turn()
 
-    def _announce(self, child: Child, data: Mapping[str, Any] | None = None) -> None:
+    def _announce(self, child: ModelChild, data: Mapping[str, Any] | None = None) -> None:
         about = {"status": child.status.value, **(data or {})}
         self.tell(FleetEvent(model=child.name, event="status_change", data=about))
 
@@ -510,11 +508,11 @@ class Fleet(EnteredOnce):
         """What is known of a model, by the last process that it had."""
         return Known() if (child := self.child(name)) is None else child.line.known
 
-    def child(self, name: str) -> Child | None:
+    def child(self, name: str) -> ModelChild | None:
         """The process of a model, or the last one that it had; None: it never had one."""
         return None if (model := self._models.get(name)) is None else model.child
 
-    def loaded(self) -> dict[str, Child]:
+    def loaded(self) -> dict[str, ModelChild]:
         """The processes whose models are loaded, though they may sleep, by name."""
         return {child.name: child for child in self._children() if child.was_ready}
 

@@ -152,7 +152,7 @@ _SUPERVISOR = (
 class Process:
     """A program that runs. `stdin`, `stdout` and `stderr` are its pipes, if it has them."""
 
-    def __init__(self, supervisor: trio.Process, control: trio.SocketStream) -> None:
+    def __init__(self, supervisor: trio.Process, control: socket.socket) -> None:
         assert supervisor.stdout is not None
         self.stdin = supervisor.stdin
         self.stdout = supervisor.stdout
@@ -164,7 +164,6 @@ class Process:
         #: Called at the end if its private folder could not be removed in time.
         self.on_folder_left: Callable[[], object] = lambda: None
         self._supervisor = supervisor
-        self._control = control
         self._frames = FrameStream(control, _MAX_FRAME)
         self._exit_code: int | None = None
         self._reading = trio.Lock()
@@ -199,8 +198,7 @@ class Process:
         Raises:
             ToolRuntimeError: it cannot be started.
         """
-        with suppress(trio.BrokenResourceError):  # its report can still be read
-            await self._frames.send(marshal.dumps(dict(order)))
+        await self._frames.send(marshal.dumps(dict(order)))
         words = await self._hear()
         if words[:1] == ["pid"]:
             self.pid = int(words[1])
@@ -213,7 +211,7 @@ class Process:
         """The words of the next frame of the supervisor; none if it has ended."""
         try:
             words = await self._frames.receive()
-        except (FrameError, trio.BrokenResourceError):
+        except FrameError:
             words = None
         return [] if words is None else words.decode(errors="replace").split(" ")
 
@@ -226,7 +224,7 @@ class Process:
     async def end(self) -> None:
         """End it, with all that it has started. Is done within a time, also if cancelled."""
         with trio.CancelScope(shield=True):
-            await self._control.aclose()
+            self._frames.close()
             for stream in (self.stdin, self.stdout, self.stderr):
                 if stream is not None:
                     await stream.aclose()
@@ -317,7 +315,7 @@ async def _start_supervisor(stdin: bool, stderr: Literal["pipe", "stdout"]) -> P
         except BaseException:
             ours.close()
             raise
-    return Process(supervisor, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    return Process(supervisor, ours)
 
 
 @attrs.frozen(kw_only=True)

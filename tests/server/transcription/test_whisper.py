@@ -256,7 +256,7 @@ async def test_the_process_ends_with_the_one_that_has_started_it() -> None:
         fields = {"initial_prompt": "hang", "word_timestamps": False}
         await child.send(fields, b"\0" * 4)
         await child.receive()
-        await child._stream.aclose()  # as when the parent dies, in the middle of the work
+        child._child.close()  # as when the parent dies, in the middle of the work
         await until(lambda: not child.is_alive)
     finally:
         await child.end()

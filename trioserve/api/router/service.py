@@ -28,7 +28,7 @@ from trioserve.concurrency import Feed, alongside, deadline_scope
 from trioserve.config import Config
 from trioserve.model_process.server import ChildServer
 from trioserve.models.catalog import ModelEntry, find_for, with_tools_of
-from trioserve.router.child import Child
+from trioserve.router.child import ModelChild
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import FleetEvent
@@ -108,7 +108,7 @@ class RouterService(AppState):
         caller.servers[entry.name] = server
         return server
 
-    def _server_of(self, child: Child) -> ChildServer:
+    def _server_of(self, child: ModelChild) -> ChildServer:
         """The server of a process, with the tools of this one."""
         assert self._tools is not None and child.config is not None
         known = self._servers.get(child.name)

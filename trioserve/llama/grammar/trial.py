@@ -64,7 +64,7 @@ def run(grammar: str, limits: Mapping[str, Any]) -> None:
     deadline = monotonic() + _WALL_SECONDS
     try:
         # It says nothing, and ends.
-        with Child(command, env=bare_environment()) as child, suppress(ChildError):
+        with Child.spawn(command, env=bare_environment()) as child, suppress(ChildError):
             child.send(json.dumps(job).encode(), deadline)
             child.receive(deadline)
     except TimeoutError:

@@ -16,7 +16,7 @@ import trio
 import trioserve.media
 from trioserve.children.child import INSIDE, Child, how
 from trioserve.children.frames import FrameError, FrameStream
-from trioserve.concurrency import Gate, surely
+from trioserve.concurrency import Gate
 from trioserve.errors import (
     InvalidRequestError,
     TranscriberError,
@@ -76,8 +76,7 @@ class WhisperChild:
 
     def __init__(self, child: Child) -> None:
         self._child = child
-        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(child.socket))
-        self._frames = FrameStream(self._stream, _MAX_EVENT)
+        self._frames = FrameStream(child.socket, _MAX_EVENT)
         self.languages: frozenset[str] = frozenset()
 
     @classmethod
@@ -91,7 +90,7 @@ class WhisperChild:
         }
         command = [settings.python, "-P", str(_PROGRAM), json.dumps(arguments), INSIDE]
         try:
-            started = await trio.to_thread.run_sync(partial(Child, command, log=_STDERR))
+            started = await trio.to_thread.run_sync(partial(Child.spawn, command, log=_STDERR))
         except OSError as error:
             raise TranscriberError(f"Whisper cannot be started: {error}") from error
         child = cls(started)
@@ -109,11 +108,9 @@ class WhisperChild:
 
     async def send(self, fields: dict[str, Any], samples: bytes) -> None:
         """Start a job."""
-        try:
-            await self._frames.send(json.dumps(fields).encode())
-            await self._frames.send(samples)
-        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            raise await self._ended() from error
+        for payload in (json.dumps(fields).encode(), samples):
+            if not await self._frames.send(payload):
+                raise await self._ended()
 
     async def receive(self) -> Event:
         """Wait for the next event."""
@@ -123,8 +120,6 @@ class WhisperChild:
                 raise await self._ended()
             # Python's JSON has numbers that are none, as the program writes them.
             event = msgspec.convert(json.loads(payload), Event)
-        except trio.BrokenResourceError as error:
-            raise await self._ended() from error
         except (FrameError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise TranscriberError(f"Whisper cannot be understood: {error}") from error
         if event.error:
@@ -133,15 +128,11 @@ class WhisperChild:
 
     async def _ended(self) -> TranscriberError:
         """Make the error for a process that has ended."""
-        await self.end(_FAREWELL)
-        assert self._child.code is not None
-        return TranscriberError(f"The process that runs Whisper {how(self._child.code)}.")
+        return TranscriberError(f"The process that runs Whisper {how(await self.end(_FAREWELL))}.")
 
-    async def end(self, patience: float = 0.0) -> None:
-        """Kill the process after some seconds. When this returns, it has ended. Not cancellable."""
-        with trio.CancelScope(shield=True):
-            await self._stream.aclose()
-            await surely(partial(self._child.end, patience))
+    async def end(self, patience: float = 0.0) -> int:
+        """See `Child.aend`."""
+        return await self._child.aend(patience)
 
 
 @attrs.define(eq=False, slots=False)
