@@ -73,6 +73,11 @@ class _Forwarded:
     is_awaited: bool = False  # it is waited for, or there is something to send of it
     is_full: bool = False  # there is something to send of it
 
+    @property
+    def can_be_taken(self) -> bool:
+        """Whether what there is of it is to be sent."""
+        return self.is_full and not (self.is_paused or self.ended.is_set())
+
 
 class Outbox:
     """Reads the mailboxes of all streams, and sends what is in them: a frame for each step.
@@ -166,14 +171,15 @@ class Outbox:
         if self._is_behind:
             return
         if not (self._said or self._full):
-            self._is_behind = not self._parent.flush()
+            self._note_sent(self._parent.flush())
             return
-        full, self._full = self._full, []
-        said, self._said = self._said, []
+        # One may have been noted twice, or was paused or removed meanwhile.
+        full = [each for each in dict.fromkeys(self._full) if each.can_be_taken]
+        self._full, said, self._said = [], self._said, []
         for each in full:
             said += self._take(each)
-        for payload in _payloads(said):
-            self._is_behind = not self._parent.send(payload)
+        for payload in _payloads(said) if said else ():
+            self._note_sent(self._parent.send(payload))
         if not self._is_behind:
             self._await_all(full)
             self._emptied.ring()
@@ -182,6 +188,12 @@ class Outbox:
         for each in list(streams):
             if not (each.is_awaited or each.ended.is_set()):
                 self._await(each)
+
+    def _note_sent(self, is_all: bool) -> None:
+        """Note whether the socket has taken all, for which `run` waits otherwise."""
+        self._is_behind = not is_all
+        if self._is_behind:
+            self._bell.ring()
 
     def _ring(self) -> None:
         if not self._in_step:
@@ -200,7 +212,7 @@ class Outbox:
             self._ring()
 
     def _take(self, forwarded: _Forwarded) -> list[Said]:
-        stream, forwarded.is_awaited = forwarded.stream, False
+        stream, forwarded.is_awaited, forwarded.is_full = forwarded.stream, False, False
         try:
             events = stream.take()
         except TrioServeError as error:
