@@ -14,7 +14,7 @@ from tests.support.http_server import slots_in_use
 from tests.support.model_processes import InName, one_model
 from tests.support.scripts import ENDLESS, answering
 from tests.support.waiting import patiently, until
-from trioserve.children.launch import receive
+from trioserve.children.frames import receive
 from trioserve.children.parent import ParentSocket
 from trioserve.errors import StalledReaderError
 from trioserve.testing import ScriptedBackend
