@@ -515,6 +515,11 @@ class ServerClosingError(UnavailableError):
     def __init__(self, message: str = "The server is shutting down") -> None:
         super().__init__(message)
 
+    @classmethod
+    def after(cls, timeout: float) -> ServerClosingError:
+        """What ran did not finish within a time in seconds."""
+        return cls(f"The server shut down, {timeout:g} seconds after draining started.")
+
 
 def raised_alone(error: Exception) -> Exception:
     """The exception in groups that hold no other; a group of several, or an exception, itself."""

@@ -168,13 +168,23 @@ class Connection:
 
     def close(self, error: TrioServeError | None = None) -> None:
         """End all calls and streams with an error, because the process has ended."""
-        self._error = error or ModelProcessError()
+        error = self._error = self._error or error or ModelProcessError()
         for call in self._calls.values():
-            call.end(self._error.again())
+            call.end(error.again())
         for mailbox in self._mailboxes.values():
-            mailbox.end(self._error.again())
+            mailbox.end(error.again())
         self._calls, self._mailboxes = {}, {}
         self.outgoing.end()
+
+    def refuse(self, error: TrioServeError) -> None:
+        """End all calls and streams with an error, and those to come, while the process lives."""
+        self._error = error
+        for mailbox in list(self._mailboxes.values()):
+            self.end(mailbox, error.again(), CancelReason.SHUTDOWN)
+        for id_, call in self._calls.items():
+            call.end(error.again())
+            if not call.mailboxes:
+                self._send(Cancel(id_))
 
     # -- calls
 
@@ -210,7 +220,7 @@ class Connection:
                 self._send(Cancel(id_))
 
     def _send(self, message: FromApp) -> None:
-        if self._error is None:
+        if not self.outgoing.is_over:
             self.outgoing.put(write(message))
 
     # -- streams: see `trioserve.server.stream.Source`

@@ -34,7 +34,12 @@ from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.config.readers import unicode_name
-from trioserve.errors import ModelLoadError, ModelProcessError, TrioServeError
+from trioserve.errors import (
+    ModelLoadError,
+    ModelProcessError,
+    ServerClosingError,
+    TrioServeError,
+)
 from trioserve.log import get_logger
 from trioserve.model_process.connection import Connection, Line, ask
 from trioserve.model_process.messages import Introduced, read_said
@@ -52,6 +57,9 @@ _MAX_LINE = 64 * 1024
 
 #: Seconds that the last output of a process may take to arrive after its end.
 _LAST_WORDS = 1.0
+
+#: Seconds that a process has to end after its requests.
+_GRACE = 5.0
 
 #: What every line of our log has, which the router's own line has instead; and `self`, which is no
 #: field of a line, but an argument of a logger.
@@ -156,7 +164,8 @@ class ModelChild(Instance):
             self.ended.set()
 
     def stop(self, timeout: float) -> None:
-        """Have it finish its requests and end, within a time in seconds; 0: kill it."""
+        """Have it end when its requests have, which they must within a time in seconds; 0: at once.
+        """
         self._stop_timeout = timeout
         self._stop.set()
         self.note_use()
@@ -220,15 +229,15 @@ class ModelChild(Instance):
 
     async def _stop_when_asked(self, process: Child) -> None:
         await self._stop.wait()
-        if self._stop_timeout > 0:
+        if (seconds := self._stop_timeout) > 0:
             # Requests that are made of several, as runs of tools are, finish before it drains.
-            until = trio.current_time() + self._stop_timeout
-            with trio.move_on_at(until):
+            with trio.move_on_after(seconds) as waiting:
                 await self._unused.wait()
+            if waiting.cancelled_caught:
+                self.line.refuse(ServerClosingError.after(seconds))
             process.terminate()
-            await trio.sleep_until(until)
-            _log.warning("the process of a model does not end in time", model=self.name,
-                         seconds=self._stop_timeout)  # fmt: skip
+            await trio.sleep_until(max(waiting.deadline, trio.current_time() + _GRACE))
+            _log.warning("the process of a model does not end in time", model=self.name)
         process.kill()
 
     # -- what it says

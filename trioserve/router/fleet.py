@@ -51,9 +51,6 @@ from trioserve.router.states import Deaths, Events, FleetEvent, ModelState, Queu
 
 _log = get_logger("trioserve.router")
 
-#: Seconds that processes have to end after their requests, when all are drained.
-_GRACE = 5.0
-
 #: How far a model is loaded, in the form of llama-server, but for the value.
 _PROGRESS: dict[str, Any] = {"stages": ["text_model"], "current": "text_model"}
 
@@ -177,13 +174,13 @@ class Fleet(EnteredOnce):
     async def drain(self) -> None:
         """Take nothing new, have all processes finish their requests, and wait for their end.
 
-        Processes that run after `drain_timeout` are killed.
+        Requests that run after `drain_timeout` end with an error.
         """
         self._close()
         children = [one.child for one in self._models.values() if one.child is not None]
         running = [child for child in children if not child.finished.is_set()]
         for child in running:
-            child.stop(self._drain_timeout + _GRACE)
+            child.stop(self._drain_timeout)
         for child in running:
             await child.finished.wait()
 

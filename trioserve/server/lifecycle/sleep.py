@@ -268,8 +268,7 @@ class ModelLifecycle:
         """See `Server.drain`."""
         self.gate.refuse()
         self._fail(ServerClosingError())
-        message = f"The server shut down, {timeout:g} seconds after draining started."
-        await self.gate.drain(trio.current_time() + timeout, ServerClosingError(message))
+        await self.gate.drain(trio.current_time() + timeout, ServerClosingError.after(timeout))
 
     def check_ready(self) -> None:
         """Check that the server accepts requests. A sleeping server does.
