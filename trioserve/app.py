@@ -62,7 +62,11 @@ def create_router(config: Config, open_fleet: OpenFleet) -> App:
     """
     from trioserve.api.router.service import RouterService
 
-    service = RouterService(config, open_fleet)
+    return app_of(RouterService(config, open_fleet))
+
+
+def app_of(service: AppState) -> App:
+    """Make the app of a state, which begins when the app is served."""
     app = api.make_app(service)
     app.before_serving(partial(_begin, app, service))
     return app

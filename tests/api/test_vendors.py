@@ -1,16 +1,12 @@
-"""A vendor is a folder and an entry: a made-up one works alone, in a router and under Ray."""
+"""A vendor is a folder and an entry: a made-up one works alone and in a router."""
 
 from __future__ import annotations
-
-import asyncio
-import json
 
 import pytest
 
 from tests.api import made_up
 from tests.support.clients import client_of
 from tests.support.fake_fleet import routed
-from tests.support.ray_replicas import Replicas, ask, events, ingress_of, json_answer, never
 from tests.support.scripts import answering
 from trioserve.api.base import vendors
 from trioserve.errors import ModelLoadError
@@ -58,33 +54,3 @@ async def test_a_stream_that_waits_for_its_model_has_its_form() -> None:
             router.fleet.change()
             rest = [line async for line in lines if line != "two?"]
             assert rest == ["oh: It is broken."]
-
-
-def test_under_ray_it_goes_to_a_replica_of_its_model() -> None:
-    one, two = Replicas(json_answer("of one"), model="one"), Replicas(json_answer("of two"))
-    app = ingress_of({"one": one, "two": two})
-
-    def answer_to(question: str) -> None:
-        got = asyncio.run(ask(app, "POST", made_up.PATH, {**QUESTION, "question": question}))
-        assert got.json == "of two"
-
-    for question in ("Why? " * 100 + "1", "Why? " * 100 + "2", "What?"):
-        answer_to(question)
-    first, second, other = (hint.blocks for _, hint in two.calls)
-    assert first[0] == second[0] != other[0]
-    wrong = asyncio.run(ask(app, "POST", made_up.PATH, {"engine": "three"}))
-    assert wrong.status == 418
-    assert "three" in wrong.json["oh"]
-
-
-def test_under_ray_its_stream_ends_with_its_error() -> None:
-    lost = events(b"Be", ("lost",), content_type=made_up.CONTENT_TYPE)
-    got = asyncio.run(ask(ingress_of({"two": Replicas(lost)}), "POST", made_up.PATH, QUESTION))
-    assert got.body.startswith(b"Beoh: ")
-
-
-def test_under_ray_its_lists_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trioserve.ray.routes._LIST_PATIENCE", 0.01)
-    models = {"one": Replicas(json_answer({"engines": ["one"]})), "two": Replicas(never)}
-    got = asyncio.run(ask(ingress_of(models), "GET", "/made-up/engines"))
-    assert json.loads(got.body) == {"engines": ["one", "two"]}

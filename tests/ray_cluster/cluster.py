@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
 import attrs
-import httpx
 import pytest
 import trio
 
 from tests.ray_cluster.processes import Process, below, with_variable
+from trioserve.concurrency import alongside
+from trioserve.errors import TrioServeError
+from trioserve.model_process.connection import Connection, ask, converse
+from trioserve.server.model_server import ModelServer
 
 #: Seconds that a cluster may take to start, and to stop.
 _START, _STOP = 300, 60
@@ -114,20 +119,21 @@ class Cluster:
 
     # -- what servers say
 
-    async def slots(self) -> list[dict[str, Any]]:
-        """All slots of all servers that answer."""
-        found: list[dict[str, Any]] = []
+    async def n_busy(self) -> int:
+        """How many slots are in use, of all servers that answer."""
+        n = 0
         for child in self.children():
-            answer = await _ask(child, "/slots")
-            found += answer.json() if answer is not None else []
-        return found
+            with suppress(OSError, TrioServeError):
+                async with line_to(child) as line:
+                    n += await n_busy(line)
+        return n
 
     async def free_after(self, timeout: float) -> float:
         """Wait until no slot is in use; returns the seconds that this took."""
         began = monotonic()
-        while busy := [slot for slot in await self.slots() if slot["is_processing"]]:
+        while busy := await self.n_busy():
             if monotonic() - began > timeout:
-                pytest.fail(f"{len(busy)} slots are in use after {timeout:g} seconds")
+                pytest.fail(f"{busy} slots are in use after {timeout:g} seconds")
             await trio.sleep(0.01)
         return monotonic() - began
 
@@ -145,23 +151,30 @@ class Cluster:
         replicas = self.processes(lambda process: process.is_replica)
         if len(children) != self.plan.n_children or len(replicas) != self.plan.n_replicas:
             return False
-        answers = [await _ask(child, "/health") for child in children]
-        return all(answer is not None and answer.status_code == 200 for answer in answers)
+        try:
+            for child in children:
+                async with line_to(child) as line:
+                    await ask(line, ModelServer.check_live)
+        except (OSError, TrioServeError):
+            return False
+        return True
 
 
-def client_of(child: Process) -> httpx.AsyncClient:
-    """A client that asks a server directly."""
-    transport = httpx.AsyncHTTPTransport(uds=child.socket, verify=False)  # it makes no context
-    return httpx.AsyncClient(transport=transport, base_url="http://child", timeout=60)
+@asynccontextmanager
+async def line_to(child: Process) -> AsyncIterator[Connection]:
+    """Connect to the process of a model directly."""
+    assert child.socket is not None
+    line = Connection()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(child.socket)
+        connection.setblocking(False)
+        async with alongside(partial(converse, line, connection, lambda _: None, lambda _: None)):
+            yield line
 
 
-async def _ask(child: Process, path: str) -> httpx.Response | None:
-    """Ask a server directly; None where it has ended."""
-    try:
-        async with client_of(child) as client:
-            return await client.get(path)
-    except httpx.TransportError:
-        return None
+async def n_busy(line: Connection) -> int:
+    """How many slots of a model are in use."""
+    return sum(slot.task_id is not None for slot in (await ask(line, ModelServer.status)).slots)
 
 
 @contextmanager

@@ -14,10 +14,10 @@ from pathlib import Path
 import attrs
 
 from tests.support.processes import all_processes, parent_of, words
+from trioserve.children.reports import AT
 
 _REPLICA = "ray::ServeReplica:"
 _PROXY = "ray::ProxyActor"
-_SCHEME = "unix://"
 
 
 @attrs.frozen
@@ -50,10 +50,9 @@ class Process:
 
     @property
     def socket(self) -> str | None:
-        """Where it listens, if it is a server of ours."""
-        if "trioserve" not in self.argv or "--host" not in self.argv:
-            return None
-        return self.argv[self.argv.index("--host") + 1].removeprefix(_SCHEME)
+        """Where it takes connections, if it is the process of a model."""
+        found = (word.removeprefix(AT) for word in self.argv if word.startswith(AT))
+        return next(found, None) if "trioserve" in self.argv else None
 
     @property
     def node(self) -> Process | None:

@@ -12,10 +12,11 @@ import httpx
 import pytest
 import trio
 
-from tests.ray_cluster.cluster import Cluster, client_of
+from tests.ray_cluster.cluster import Cluster, line_to, n_busy
 from tests.ray_cluster.conftest import Report
 from tests.ray_cluster.forms import CHAT
 from trioserve.bench.stats import percentile
+from trioserve.model_process.connection import Connection
 
 pytestmark = pytest.mark.system
 
@@ -24,26 +25,22 @@ _N = 30
 
 
 @pytest.fixture
-async def servers(cluster: Cluster) -> AsyncIterator[list[httpx.AsyncClient]]:
-    """Clients that ask the servers of all replicas directly."""
+async def servers(cluster: Cluster) -> AsyncIterator[list[Connection]]:
+    """Connections to the processes of all replicas."""
     async with AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(client_of(one)) for one in cluster.children()]
+        yield [await stack.enter_async_context(line_to(one)) for one in cluster.children()]
 
 
-async def _is_busy(server: httpx.AsyncClient) -> bool:
-    return any(slot["is_processing"] for slot in (await server.get("/slots")).json())
-
-
-async def _find_busy(servers: list[httpx.AsyncClient]) -> httpx.AsyncClient:
+async def _find_busy(servers: list[Connection]) -> Connection:
     with trio.fail_after(60):
         while True:
             for server in servers:
-                if await _is_busy(server):
+                if await n_busy(server):
                     return server
 
 
 async def _leave(
-    client: httpx.AsyncClient, servers: list[httpx.AsyncClient], body: dict[str, Any]
+    client: httpx.AsyncClient, servers: list[Connection], body: dict[str, Any]
 ) -> float:
     """Ask, leave when a slot is in use, and return the seconds until it is not."""
 
@@ -58,14 +55,14 @@ async def _leave(
         await trio.sleep(random.uniform(0, 0.1))
         left = monotonic()
         scope.cancel()
-        while await _is_busy(server):
+        while await n_busy(server):
             assert monotonic() - left < 1
     return monotonic() - left
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_leaving_frees_the_slot(
-    cluster: Cluster, servers: list[httpx.AsyncClient], report: Report, stream: bool
+    cluster: Cluster, servers: list[Connection], report: Report, stream: bool
 ) -> None:
     times = []
     for number in range(_N):

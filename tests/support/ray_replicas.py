@@ -1,22 +1,33 @@
-"""Replicas as an ingress sees them, played by hand, and a client of the ingress, without Ray."""
+"""Replicas of Ray without Ray: servers in this process that an ingress connects to."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
 
 import attrs
+import trio
 
+from tests.support.scripted_server import serve
+from trioserve.api import App
+from trioserve.api.base import vendors
+from trioserve.app import app_of
+from trioserve.children.frames import receive
+from trioserve.children.parent import ParentSocket
+from trioserve.cli.model_process import answer_other, process_of
 from trioserve.config import Config
 from trioserve.ray import prefix_affinity
-from trioserve.ray.calls import HEAD, TAKEN, ModelTarget, Part, Targets
-from trioserve.ray.incoming import RouteTable, Sent
-from trioserve.ray.ingress import Ingress
-from trioserve.ray.lifelines import Anchor
+from trioserve.ray.guest import Guest
+from trioserve.ray.ingress import Ingress, Peers
 from trioserve.ray.prefix_affinity import RoutingHint
-from trioserve.ray.routes import Routes
+from trioserve.ray.replicas import Address, ModelTarget, Replicas as LentReplicas
+from trioserve.ray.service import RayState
+from trioserve.server.server import Server
+from trioserve.testing import ScriptedBackend
 
 
 class LostError(Exception):
@@ -27,99 +38,140 @@ class AbsentError(LostError):
     """What Ray raises when there will be none."""
 
 
-#: Answers one call.
-Play = Callable[[Sent, RoutingHint], AsyncGenerator[Part, None]]
+@attrs.define(eq=False)
+class FakeReplica:
+    """A replica with a server in this process, until it dies."""
+
+    name: str
+    server: Server
+    address: Address = ("", "", 0, "")
+    greetings: list[bytes] = attrs.field(factory=list)
+    _scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+
+    async def run(self, task_status: trio.TaskStatus[None]) -> None:
+        """Serve. Runs on Trio."""
+        ours, theirs = socket.socketpair()
+        process = process_of(self.server, ParentSocket(ours))
+        with self._scope, ours, theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+            self.address = (self.name, "127.0.0.1", listener.getsockname()[1], "secret")
+            async with self.server, trio.open_nursery() as nursery:
+                task_status.started()
+                while True:
+                    await trio.lowlevel.wait_readable(listener)
+                    connection, _ = listener.accept()
+                    self.greetings.append(await receive(connection))
+                    nursery.start_soon(answer_other, process, connection)
+
+    def die(self) -> None:
+        """End its connections."""
+        self._scope.cancel()
+
+
+#: What comes of a call: the lease of a replica, an error, or nothing at all.
+Play: TypeAlias = FakeReplica | Exception | None
 
 
 class Response:
     """A call's answer. `cancelled` is whether it was ended."""
 
-    def __init__(self, parts: AsyncGenerator[Part, None]) -> None:
+    def __init__(self, play: Play) -> None:
         self.cancelled = False
-        self._parts = parts
+        self._play = play
 
-    async def __anext__(self) -> Part:
-        return await self._parts.__anext__()
+    async def __anext__(self) -> Address:
+        if isinstance(self._play, Exception):
+            raise self._play
+        if self._play is None:
+            await asyncio.Event().wait()
+        assert isinstance(self._play, FakeReplica)
+        return self._play.address
 
     def cancel(self) -> None:
         self.cancelled = True
 
 
 class Replicas:
-    """The replicas of a model: each call is played by the next of `plays`, and then by the last."""
+    """The replicas of a model: each call is played by the next of `plays`, and then by the last.
 
-    def __init__(self, *plays: Play, model: str = "m") -> None:
-        self.calls: list[tuple[Sent, RoutingHint]] = []
+    A call whose key is the name of a replica goes to that.
+    """
+
+    def __init__(self, *plays: ScriptedBackend | Exception | None, **config: Any) -> None:
+        self.plays: list[Play] = [
+            FakeReplica(f"r{n}", serve(one, **config)) if isinstance(one, ScriptedBackend) else one
+            for n, one in enumerate(plays, 1)
+        ]
+        self.running = [one for one in self.plays if isinstance(one, FakeReplica)]
+        self.hints: list[RoutingHint] = []
         self.responses: list[Response] = []
-        self._plays = list(plays)
-        self.names: list[str] = []
-        self.target = ModelTarget(
-            name=model,
-            is_single=True,
-            call=self._call,
-            lost=(LostError,),
-            absent=(AbsentError,),
-            replicas=lambda: self.names,
-        )
+        self.names = [one.name for one in self.running]
 
-    def _call(self, sent: Sent, hint: RoutingHint) -> Response:
-        play = self._plays.pop(0) if len(self._plays) > 1 else self._plays[0]
-        self.calls.append((sent, hint))
-        self.responses.append(Response(play(sent, hint)))
+    def call(self, hint: RoutingHint, ingress: str) -> Response:
+        named = [one for one in self.running if one.name == hint.key]
+        play = named[0] if named else self.plays.pop(0) if len(self.plays) > 1 else self.plays[0]
+        self.hints.append(hint)
+        self.responses.append(Response(play))
         return self.responses[-1]
 
 
-def json_answer(value: Any, status: int = 200, **headers: str) -> Play:
-    """Answer with JSON, in one piece."""
-    return text_answer(json.dumps(value), status, content_type="application/json", **headers)
-
-
-def text_answer(text: str, status: int = 200, **headers: str) -> Play:
-    """Answer with a text, in one piece."""
-    body = text.encode()
-    given = [
-        (b"content-length", b"%d" % len(body)),
-        *((name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()),
+@asynccontextmanager
+async def ingress_of(
+    models: Mapping[str, Replicas],
+    config: Config | None = None,
+    *,
+    several: Sequence[str] = (),
+    patience: float = 30.0,
+    peers: Peers | None = None,
+    is_single: bool = True,
+) -> AsyncIterator[Ingress]:
+    """Run the ingress of models. Those in `several` have more than one replica."""
+    config = config or Config()
+    targets = [
+        ModelTarget(
+            name=name,
+            aliases=(f"{name}-alias",),
+            config=Config(metrics_endpoint=config.metrics_endpoint),
+            is_single=name not in several,
+            call=replicas.call,
+            lost=(LostError,),
+            absent=(AbsentError,),
+            replicas=lambda replicas=replicas: replicas.names,  # type: ignore[misc]
+        )
+        for name, replicas in models.items()
     ]
 
-    async def play(sent: Sent, hint: RoutingHint) -> AsyncGenerator[Part, None]:
-        yield (TAKEN,)
-        yield (HEAD, status, given, body)
+    def make(guest: Guest) -> App:
+        state = RayState(config, LentReplicas(guest, "me", targets, patience=patience))
+        state.streams.owner = "me."
+        app = app_of(state)
 
-    return play
+        @app.before_serving
+        async def start() -> None:
+            for replicas in models.values():
+                for one in replicas.running:
+                    await app.nursery.start(one.run)
+            await state.wait_loaded()
 
+        @app.after_serving
+        async def end() -> None:
+            for replicas in models.values():
+                for one in replicas.running:
+                    one.die()
 
-def events(*parts: Part | Exception, content_type: str = "text/event-stream") -> Play:
-    """Answer with a stream of parts. The first part comes with the head."""
-    first, *others = parts
+        return app
 
-    async def play(sent: Sent, hint: RoutingHint) -> AsyncGenerator[Part, None]:
-        yield (TAKEN,)
-        yield (HEAD, 200, [(b"content-type", content_type.encode())], first)
-        for part in others:
-            if isinstance(part, Exception):
-                raise part
-            yield part
-
-    return play
-
-
-def fails(error: BaseException | None, *before: Part) -> Play:
-    """Raise after these parts, or just end."""
-
-    async def play(sent: Sent, hint: RoutingHint) -> AsyncGenerator[Part, None]:
-        for part in before:
-            yield part
-        if error is not None:
-            raise error
-
-    return play
-
-
-async def never(sent: Sent, hint: RoutingHint) -> AsyncGenerator[Part, None]:
-    """Take no request."""
-    await asyncio.Event().wait()
-    yield (TAKEN,)
+    ingress = Ingress(make, peers, config.max_body_size, is_single=is_single)
+    given: asyncio.Queue[Any] = asyncio.Queue()
+    told: asyncio.Queue[Any] = asyncio.Queue()
+    scope: Any = {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}
+    life = asyncio.create_task(ingress(scope, given.get, told.put))
+    given.put_nowait({"type": "lifespan.startup"})
+    assert (await told.get())["type"] == "lifespan.startup.complete"
+    try:
+        yield ingress
+    finally:
+        given.put_nowait({"type": "lifespan.shutdown"})
+        await life
 
 
 @attrs.frozen
@@ -135,31 +187,6 @@ class Received:
         return json.loads(self.body)
 
 
-def ingress_of(
-    models: Mapping[str, Replicas],
-    config: Config | None = None,
-    *,
-    several: Sequence[str] = (),
-    patience: float = 5.0,
-    finds_replicas: bool = True,
-) -> Ingress:
-    """An ingress of these models. Those in `several` have more than one replica."""
-    config = config or Config()
-    targets = [
-        attrs.evolve(
-            replicas.target,
-            name=name,
-            aliases=(f"{name}-alias",),
-            is_single=name not in several,
-        )
-        for name, replicas in models.items()
-    ]
-    known = Targets(config, targets, patience=patience)
-    return Ingress(
-        config, Routes(config, known, finds_replicas=finds_replicas), Anchor("127.0.0.1")
-    )
-
-
 async def ask(
     app: Ingress,
     method: str,
@@ -169,40 +196,52 @@ async def ask(
     *,
     root_path: str = "",
     comes: bool = True,
+    began: asyncio.Event | None = None,
 ) -> Received:
-    """Send a request, and receive the whole answer. The body may stay away."""
+    """Send a request, and receive the whole answer. The body may stay away.
+
+    `began` is set once the answer has begun.
+    """
     path, _, query = target.partition("?")
-    given = [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
     sent = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    scope = {
+    size = {"content-length": str(len(sent))} if sent else {}
+    given = {"host": "localhost", "content-type": "application/json", **size, **(headers or {})}
+    scope: Any = {
         "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
         "method": method,
         "path": root_path + path,
+        "raw_path": (root_path + path).encode(),
         "root_path": root_path,
         "query_string": query.encode(),
-        "headers": [(b"host", b"localhost"), *given],
+        "headers": [(name.lower().encode(), text.encode()) for name, text in given.items()],
         "client": ("192.0.2.1", 1234),
         "server": ("127.0.0.1", 8000),
     }
     messages = [{"type": "http.request", "body": sent, "more_body": False}] if comes else []
     received: list[Any] = []
 
-    async def receive() -> Any:
+    async def take() -> Any:
         if not messages:
             await asyncio.Event().wait()
         return messages.pop(0)
 
     async def send(message: Any) -> None:
         received.append(message)
+        if began is not None and len(received) == 2:
+            began.set()
 
-    await app(scope, receive, send)
+    await app(scope, take, send)
     start, *pieces = received
     assert [piece["more_body"] for piece in pieces] == [True] * (len(pieces) - 1) + [False]
-    names = [(name.decode(), text.decode()) for name, text in start["headers"]]
+    names = [(name.decode().lower(), text.decode()) for name, text in start["headers"]]
     return Received(start["status"], dict(names), b"".join(piece["body"] for piece in pieces))
 
 
 def hint_of(route: str, body: object, key: str | None = None) -> RoutingHint:
     """The hint for a request to this route."""
-    known = RouteTable().at("POST", route.partition("?")[0])
-    return prefix_affinity.hint_of(body, known.prompt_fields, key)
+    path = route.partition("?")[0]
+    known = {each.path: each for each in vendors.known_routes() if each.method == "POST"}
+    return prefix_affinity.hint_of(body, known[path].prompt_fields, key)

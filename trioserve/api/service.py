@@ -52,6 +52,7 @@ from trioserve.server.keys import Keys
 from trioserve.server.lifecycle.engine import Loader
 from trioserve.server.limits.memory import MemoryBudget, MemoryReservation
 from trioserve.server.model import LoadedModel
+from trioserve.server.model_server import ModelServer
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import Observer
 from trioserve.server.prompts.infill import missing_tokens
@@ -426,26 +427,16 @@ class Service(AppState):
 
     async def cards(self, caller: Caller) -> Sequence[Card]:
         """Describe the file of the model."""
-        return [_card(each) for each in self._mine(caller)]
+        return [card_of(each) for each in self._mine(caller)]
 
     async def details(self, name: str, caller: Caller) -> Details:
         """Describe the model by all that is known of it."""
-        server = self._named(name, caller)
-        model = server.model
-        return Details(
-            card=_card(server),
-            path=model.info.path,
-            template=model.template.source,
-            metadata=model.info.metadata,
-            defaults=model.defaults,
-            n_ctx=model.n_ctx_seq,
-            abilities=_abilities(model),
-        )
+        return details_of(self._named(name, caller))
 
     async def in_memory(self, caller: Caller) -> Sequence[Loaded]:
         """Describe the model, unless it sleeps."""
         return [
-            Loaded(card=_card(each), n_ctx=each.model.n_ctx_seq, expires=_expires(each))
+            Loaded(card=card_of(each), n_ctx=each.model.n_ctx_seq, expires=_expires(each))
             for each in self._mine(caller)
             if not each.lifecycle.sleeping
         ]
@@ -510,7 +501,8 @@ def _only_one() -> NotSupportedError:
     )
 
 
-def _card(server: Server) -> Card:
+def card_of(server: ModelServer) -> Card:
+    """Describe the file of a server's model."""
     info = server.model.info
     return Card(
         name=info.name,
@@ -519,6 +511,20 @@ def _card(server: Server) -> Card:
         architecture=info.metadata.get("general.architecture", ""),
         n_params=info.n_params,
         quantization=info.ftype,
+    )
+
+
+def details_of(server: ModelServer) -> Details:
+    """Describe the model of a server by all that is known of it."""
+    model = server.model
+    return Details(
+        card=card_of(server),
+        path=model.info.path,
+        template=model.template.source,
+        metadata=model.info.metadata,
+        defaults=model.defaults,
+        n_ctx=model.n_ctx_seq,
+        abilities=_abilities(model),
     )
 
 

@@ -387,6 +387,8 @@ class Sessions:
 
     def __init__(self) -> None:
         self.n_bytes = 0  # kept by all sessions
+        #: The beginning of names that cannot be guessed: who has the stream, if others may not.
+        self.owner = ""
         self._bytes_of: Counter[str] = Counter()  # by client
         self.n_evicted = 0  # sessions forgotten early to make room
         self._config: Config
@@ -447,7 +449,8 @@ class Sessions:
         if (old := self.find(key, conversation)) is not None:
             self.stop(old, "A newer request has the same conversation id.")
         self._make_room_for_one(key)
-        hidden, max_bytes = secrets.token_urlsafe(24) if secret else "", self._config.stream_bytes
+        hidden = self.owner + secrets.token_urlsafe(24) if secret else ""
+        max_bytes = self._config.stream_bytes
         session = StreamSession(key, conversation, hidden, route, max_bytes, self._count)
         self._running[session] = None
         if conversation:

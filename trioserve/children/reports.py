@@ -22,6 +22,9 @@ _MAX_MESSAGE = 2**16
 #: The first argument of a process that has a model and answers calls, in place of HTTP.
 MODEL = "model"
 
+#: Begins its second argument with the path of a Unix socket: those who connect to it ask, too.
+AT = "at="
+
 #: The first argument of a process that sends `Estimated`, and exits.
 ESTIMATE = "estimate"
 

@@ -18,7 +18,7 @@ from functools import partial
 import attrs
 import trio
 
-from trioserve.children.reports import BESIDE, ESTIMATE, MODEL, Estimated, Failed
+from trioserve.children.reports import AT, BESIDE, ESTIMATE, MODEL, Estimated, Failed
 from trioserve.cli import commands, forking, help as texts
 from trioserve.cli.commands import cache
 from trioserve.cli.memory import limit_arenas
@@ -134,8 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:1] == [ESTIMATE]:
             return _tell_estimate(status, words[1:], os.environ)
         answers_calls = words[:1] == [MODEL] and status.parent is not None
+        where = ""
         if answers_calls:
             del words[0]
+            if words and words[0].startswith(AT):
+                where = words.pop(0).removeprefix(AT)
         if words[:1] == ["help"] and len(words) > 1:
             return _written(partial(_print, partial(texts.about, " ".join(words[1:]))))
         if words[:1] in (["help"], ["version"]):
@@ -167,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log.warning(note)
     try:
         if answers_calls and status.parent is not None and log is not None:
-            return serve_parent(config, status, status.parent, log)
+            return serve_parent(config, status, status.parent, log, where)
         return serve(config, status, catalog, zygote)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import ExitStack
@@ -49,8 +50,13 @@ class LogSender:
             self._parent.send(msgspec.msgpack.encode(line))
 
 
-def serve_parent(config: Config, status: Reporter, parent: ParentSocket, log: LogSender) -> int:
-    """Serve the app until it has the process end. Blocks; returns the exit code."""
+def serve_parent(
+    config: Config, status: Reporter, parent: ParentSocket, log: LogSender, where: str = ""
+) -> int:
+    """Serve the app until it has the process end. Blocks; returns the exit code.
+
+    `where` is the path of a Unix socket for other apps, if there is one.
+    """
     from trioserve.cli.serving import begin_load, check_models
 
     parent.end_with_it()
@@ -65,13 +71,18 @@ def serve_parent(config: Config, status: Reporter, parent: ParentSocket, log: Lo
         with uncollected():
             load = begin_load(config, status, closing)
             import trioserve.model_process.serving  # noqa: F401 - while the model loads
-        code = trio.run(_serve, config, status, parent, load, log)
+        code = trio.run(_serve, config, status, parent, load, log, where)
         parent.flush()
         return code
 
 
 async def _serve(
-    config: Config, status: Reporter, parent: ParentSocket, load: Loader, log: LogSender
+    config: Config,
+    status: Reporter,
+    parent: ParentSocket,
+    load: Loader,
+    log: LogSender,
+    where: str,
 ) -> int:
     from trioserve.server.server import Server
     from trioserve.server.usage import Usage
@@ -82,7 +93,12 @@ async def _serve(
         log.outbox = process.outbox
         collecting = partial(keep_collecting, lambda: server.memory.n_held)
         await answer(
-            process, status, parent, collecting, partial(_drain_at_signal, process, status)
+            process,
+            status,
+            parent,
+            collecting,
+            partial(_drain_at_signal, process, status),
+            where=where,
         )
     except Exception as group:
         error = raised_alone(group)
@@ -93,15 +109,20 @@ async def _serve(
     return 0
 
 
-def process_of(server: Server, parent: ParentSocket) -> ModelProcess:
-    """Make what answers the app at the other end of a socket with a server."""
+def process_of(
+    server: Server, parent: ParentSocket, outboxes: list[Outbox] | None = None
+) -> ModelProcess:
+    """Make what answers the app at the other end of a socket, beside those of other outboxes."""
     from trioserve.model_process.serving import ModelProcess, Outbox
 
     async def wait_sent() -> None:
         while not parent.flush():
             await trio.lowlevel.wait_writable(parent.connection)
 
-    return ModelProcess(server, partial(receive, parent.connection), Outbox(parent, wait_sent))
+    outbox = Outbox(parent, wait_sent)
+    return ModelProcess(
+        server, partial(receive, parent.connection), outbox, [] if outboxes is None else outboxes
+    )
 
 
 async def answer(
@@ -109,6 +130,7 @@ async def answer(
     status: Reporter,
     parent: ParentSocket,
     *beside: Callable[[], Awaitable[None]],
+    where: str = "",
 ) -> None:
     """Load the model and answer the app, until that has the process end.
 
@@ -117,6 +139,7 @@ async def answer(
         status: gets the reports about the model.
         parent: the same socket.
         beside: runs while the model is in memory.
+        where: the path of a Unix socket for other apps, if there is one.
 
     Raises:
         TrioServeError: the model cannot be loaded, or the engine has failed.
@@ -124,7 +147,7 @@ async def answer(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_until_end, process, nursery.cancel_scope)  # also while it loads
         async with process.server:
-            await _attend(process, status, parent, beside)
+            await _attend(process, status, parent, beside, where)
 
 
 async def _until_end(process: ModelProcess, scope: trio.CancelScope) -> None:
@@ -137,6 +160,7 @@ async def _attend(
     status: Reporter,
     parent: ParentSocket,
     beside: Sequence[Callable[[], Awaitable[None]]],
+    where: str,
 ) -> None:
     """Tell the app of the model, which is loaded, until cancelled. Raises EngineError."""
     from trioserve.cli.serving import advise, report_usage
@@ -145,13 +169,54 @@ async def _attend(
     _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
     advise(server)
     parent.send(process.introduction())
-    status.tell(reports.Ready())
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(report_usage, server, status)
+        if where:
+            await nursery.start(_listen, process, where)
+        else:
+            nursery.start_soon(report_usage, server, status)
+        status.tell(reports.Ready())
         nursery.start_soon(_follow_state, process, status, parent)
         nursery.start_soon(_until_failure, process)
         for each in beside:
             nursery.start_soon(each)
+
+
+async def _listen(
+    process: ModelProcess,
+    where: str,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Answer other apps, which connect to a Unix socket, as the one that has started this."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(where)
+        listener.listen()
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            while True:
+                await trio.lowlevel.wait_readable(listener)
+                connection, _ = listener.accept()
+                nursery.start_soon(answer_other, process, connection)
+
+
+async def answer_other(process: ModelProcess, connection: socket.socket) -> None:
+    """Answer an app that has connected until it leaves. One of several is told of each usage."""
+    from trioserve.cli.serving import report_usage
+
+    server = process.server
+    with connection:
+        parent = ParentSocket(connection)
+        status, other = Reporter(parent), process_of(server, parent, process.outboxes)
+        try:
+            parent.send(other.introduction())
+            status.tell(reports.Sleeping() if server.sleeping else reports.Ready())
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(report_usage, server, status)
+                nursery.start_soon(_follow_state, other, status, parent)
+                await _until_end(other, nursery.cancel_scope)
+        except Exception as group:  # it says what cannot be
+            _log.error("an app is not answered any more", exc_info=raised_alone(group))
+        finally:
+            process.outboxes.remove(other.outbox)
 
 
 async def _follow_state(process: ModelProcess, status: Reporter, parent: ParentSocket) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import attrs
 import msgspec
+import trio
 
-from trioserve.children.frames import FrameError
-from trioserve.concurrency import Feed
+from trioserve.children.frames import FrameError, FrameReader, framed, receive, send
+from trioserve.children.reports import Ready, Report, Sleeping
+from trioserve.concurrency import Feed, alongside
 from trioserve.errors import ModelProcessError, TrioServeError
 from trioserve.fair_limiter import offload
 from trioserve.model_process.messages import (
@@ -26,6 +30,7 @@ from trioserve.model_process.messages import (
     Erred,
     FromApp,
     Heard,
+    Introduced,
     Moved,
     Opened,
     Pause,
@@ -34,6 +39,7 @@ from trioserve.model_process.messages import (
     Said,
     Scored,
     Wrote,
+    read_said,
     read_value,
     write,
 )
@@ -165,6 +171,11 @@ class Connection:
         self._error: TrioServeError | None = None
         #: What is known of the model.
         self.known = Known()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has."""
+        return self._error is not None
 
     def close(self, error: TrioServeError | None = None) -> None:
         """End all calls and streams with an error, because the process has ended."""
@@ -312,6 +323,56 @@ class Connection:
                 call.events.put(message.event)
                 if len(call.events) > _MAX_EVENTS:
                     raise FrameError("it sends more than it may")
+
+
+async def converse(
+    line: Connection,
+    connection: socket.socket,
+    learn: Callable[[Introduced], LoadedModel],
+    told: Callable[[Report], None],
+) -> None:
+    """Send what a line has for its process, and take what that says, until it has ended.
+
+    Args:
+        line: leads to the process.
+        connection: to it.
+        learn: makes the model as it was introduced; may take long.
+        told: called with reports.
+
+    Raises:
+        FrameError: the process says what cannot be.
+        TrioServeError: the model cannot be used.
+    """
+    frames = FrameReader()
+    try:
+        async with alongside(partial(_send, line, connection)):
+            while data := await receive(connection):
+                for payload in frames.feed(data):
+                    await _take(line, read_said(payload), learn, told)
+    finally:
+        line.close()
+
+
+async def _take(
+    line: Connection,
+    said: Report | list[Said],
+    learn: Callable[[Introduced], LoadedModel],
+    told: Callable[[Report], None],
+) -> None:
+    if isinstance(said, list):
+        if said and isinstance(first := said[0], Introduced):
+            line.known.model = await trio.to_thread.run_sync(learn, first)
+        line.take(said)
+        return
+    if isinstance(said, Ready | Sleeping):
+        line.known.sleeping = isinstance(said, Sleeping)
+    told(said)
+
+
+async def _send(line: Connection, connection: socket.socket) -> None:
+    async for payload in line.outgoing:
+        if not await send(connection, framed(payload)):
+            return
 
 
 def _size(value: object) -> int:

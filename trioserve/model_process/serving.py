@@ -96,7 +96,7 @@ class Outbox:
         self._full: list[_Forwarded] = []
         self._streams: dict[int, _Forwarded] = {}
         self._bell, self._emptied = Bell(), Bell()
-        self._in_step = False  # its output goes at the end of the step
+        self.in_step = False  # its output goes at the end of the step
 
     def report(self, report: Report) -> None:
         """Send a report with the next frame."""
@@ -152,15 +152,6 @@ class Outbox:
                 self.flush()  # what steps have left
                 self._emptied.ring()
 
-    def step(self, deliver: Callable[[], None]) -> None:
-        """Send what the events of a step are, once they are in the mailboxes."""
-        self._in_step = True
-        try:
-            deliver()
-        finally:
-            self._in_step = False
-            self.flush()
-
     async def until_empty(self) -> None:
         """Wait until all has been sent."""
         while self._said or self._full or self._is_behind:
@@ -196,7 +187,7 @@ class Outbox:
             self._bell.ring()
 
     def _ring(self) -> None:
-        if not self._in_step:
+        if not self.in_step:
             self._bell.ring()
 
     def _await(self, forwarded: _Forwarded) -> None:
@@ -252,6 +243,8 @@ class ModelProcess:
     server: Server
     _receive: Callable[[], Awaitable[bytes]]  # from the app; none: it has gone
     outbox: Outbox
+    #: Of all apps that are answered with this server.
+    outboxes: list[Outbox] = attrs.field(factory=list)
     _calls: dict[int, trio.CancelScope] = attrs.field(init=False, factory=dict)
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
 
@@ -263,7 +256,19 @@ class ModelProcess:
         return write(said)
 
     def __attrs_post_init__(self) -> None:
-        self.server.resources.step = self.outbox.step
+        self.outboxes.append(self.outbox)
+        self.server.resources.step = self._step
+
+    def _step(self, deliver: Callable[[], None]) -> None:
+        """Send what the events of a step are, once they are in the mailboxes."""
+        for outbox in self.outboxes:
+            outbox.in_step = True
+        try:
+            deliver()
+        finally:
+            for outbox in self.outboxes:
+                outbox.in_step = False
+                outbox.flush()
 
     async def run(self) -> None:
         """Serve until the app has gone, or everything is drained."""
@@ -281,6 +286,8 @@ class ModelProcess:
     async def drain(self, timeout: float) -> None:
         """Let what runs finish, within a time in seconds, and end."""
         await self.server.drain(timeout)
+        for outbox in self.outboxes:
+            await outbox.until_empty()
         await self.finish()
 
     async def finish(self) -> None:
@@ -326,7 +333,9 @@ class ModelProcess:
             return
         answer = question.write_answer(await result)
         if question.adapts:
-            self.outbox.say(Adapted(AdapterFacts.of(self.server.adapters)))
+            adapted = Adapted(AdapterFacts.of(self.server.adapters))
+            for outbox in self.outboxes:
+                outbox.say(adapted)
         self._tell(call.id, answer)
 
     def _tell(self, id_: int, value: object) -> None:

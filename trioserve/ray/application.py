@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextvars import Context
 from functools import partial
 from typing import Any
 
+import attrs
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
-from ray.util import get_node_ip_address
 
+from trioserve.api import App
+from trioserve.app import app_of
+from trioserve.config import logs
 from trioserve.errors import ConfigError
-from trioserve.ray.calls import ModelTarget, Targets, replicas_of
-from trioserve.ray.incoming import Sent
-from trioserve.ray.ingress import Ingress
-from trioserve.ray.lifelines import Anchor
+from trioserve.ray.guest import Guest
+from trioserve.ray.ingress import Ingress, Message, Peers
 from trioserve.ray.models import Model, Served, Settings, check_number, read_models
 from trioserve.ray.prefix_affinity import RoutingHint
 from trioserve.ray.replica import Replica
-from trioserve.ray.routes import Routes
+from trioserve.ray.replicas import ModelTarget, Replicas, replicas_of
+from trioserve.ray.service import RayState
 
 #: Seconds between two questions of Serve whether a replica lives, and how full it is.
 _PERIOD = 2.0
@@ -37,6 +40,11 @@ _MAX_OF_INGRESS = 2000
 
 #: Cores that Ray counts for an ingress. With a whole one, small machines had none left for models.
 _CPUS_OF_INGRESS = 0.1
+
+#: The exceptions when who was called is lost.
+_LOST = (RayError, RayServeException)
+
+_INGRESS = "ingress"
 
 _ROUTER = "trioserve.ray.request_router.PrefixRouter"
 
@@ -80,24 +88,57 @@ def build(
     served = read_models(models, settings, os.environ, replicas=replicas, autoscaling=autoscaling)
     deployments = [_deployment(one, router=router).bind(one.config) for one in served]
     config = served[0].config
-    known = [(one.name, one.aliases, one.deployment_name, _is_single(one)) for one in served]
+    known = [
+        attrs.evolve(one, deployment={}, autoscaling=None, is_single=_is_single(one))
+        for one in served
+    ]
 
     def make_app() -> Ingress:
-        anchor = Anchor(get_node_ip_address())
-        targets = [_target(each, anchor) for each in known]
-        known_targets = Targets(config, targets, patience=patience)
-        return Ingress(config, Routes(config, known_targets, finds_replicas=router), anchor)
+        name = str(serve.get_replica_context().replica_id.unique_id)
+
+        def make(guest: Guest) -> App:
+            logs.configure(config)
+            replicas = Replicas(guest, name, [*map(_target, known)], patience=patience)
+            state = RayState(config, replicas)
+            state.streams.owner = f"{name}."
+            app = app_of(state)
+            app.before_serving(state.wait_loaded)
+            return app
+
+        is_single = ingresses == 1 and not ingress
+        peers = _peers(name) if router and not is_single else None
+        return Ingress(make, peers, config.max_body_size, is_single=is_single)
 
     options = {
-        "name": "ingress",
+        "name": _INGRESS,
         "num_replicas": ingresses,
         "max_ongoing_requests": _MAX_OF_INGRESS,
         "health_check_period_s": _PERIOD,
         "graceful_shutdown_timeout_s": config.drain_timeout + _GRACE,
         "ray_actor_options": {"num_cpus": _CPUS_OF_INGRESS},
+        "request_router_config": RequestRouterConfig(
+            **{"request_router_class": _ROUTER} if router else {}
+        ),
         **(ingress or {}),
     }
-    return serve.deployment(serve.ingress(make_app)()).options(**options).bind(*deployments)
+    return serve.deployment(serve.ingress(make_app)(_Ingress)).options(**options).bind(*deployments)
+
+
+class _Ingress:
+    """What ingresses ask each other."""
+
+    def __init__(self, *models: object) -> None:
+        """Serve deploys the models first, which it finds here."""
+
+    async def greet(self) -> None:
+        """Do nothing: Serve has found the ingresses then."""
+
+    async def here(
+        self, scope: Message, body: bytes, hint: RoutingHint
+    ) -> AsyncGenerator[Message, None]:
+        """Answer a request that another one has got."""
+        async for message in self.app.here(scope, body):  # type: ignore[attr-defined]  # Serve's
+            yield message
 
 
 def app(args: Mapping[str, Any]) -> serve.Application:
@@ -140,26 +181,46 @@ def _deployment(one: Served, *, router: bool) -> Any:
         raise ConfigError(f"{one.name}: {error}") from error
 
 
-def _target(known: tuple[str, tuple[str, ...], str, bool], anchor: Anchor) -> ModelTarget:
-    """Make the target that an ingress calls a model's replicas with."""
-    name, aliases, deployment, is_single = known
-    handle = serve.get_deployment_handle(deployment).options(stream=True, method_name="forward")
-
-    def call(sent: Sent, hint: RoutingHint) -> Any:
-        return handle.remote(sent, hint, anchor.address)
-
+def _target(one: Served) -> ModelTarget:
+    """Make the target that an ingress takes leases of."""
+    handle = serve.get_deployment_handle(one.deployment_name)
     return ModelTarget(
-        name=name,
-        aliases=aliases,
-        is_single=is_single,
-        call=call,
-        lost=(RayError, RayServeException),
+        name=one.name,
+        aliases=one.aliases,
+        config=one.config,
+        is_single=one.is_single,
+        call=handle.options(stream=True, method_name="lease").remote,
+        lost=_LOST,
         absent=(DeploymentUnavailableError,),
-        replicas=partial(replicas_of, deployment),
+        replicas=partial(replicas_of, one.deployment_name),
     )
 
 
+def _peers(name: str) -> Peers:
+    """Make what an ingress of this name asks the others with."""
+    handle = serve.get_deployment_handle(_INGRESS)
+    here = handle.options(stream=True, method_name="here").remote
+
+    # Each call has a context of its own: Serve identifies one by the request there.
+
+    async def names() -> list[str]:
+        if not replicas_of(_INGRESS):  # nothing was asked of any yet
+            await Context().run(handle.options(method_name="greet").remote)
+        return replicas_of(_INGRESS)
+
+    async def call(scope: Message, body: bytes, name: str) -> AsyncGenerator[Message, None]:
+        response = Context().run(here, scope, body, RoutingHint(key=name))
+        try:
+            async for message in response:
+                yield message
+        finally:
+            response.cancel()
+
+    return Peers(name=name, names=names, call=call, lost=_LOST)
+
+
 def _is_single(one: Served) -> bool:
+    """Whether a model never has more than one replica."""
     if one.autoscaling is None:
         return bool(one.deployment.get("num_replicas", one.replicas) == 1)
     return bool(one.autoscaling.get("max_replicas", 1) == 1)

@@ -1,166 +1,224 @@
-"""The ingress: an ASGI app that sends each request to a replica.
+"""The ingress: an app as on one machine, which asyncio serves, and which finds what others have.
 
-Serve's own proxy does not look into bodies, so this is where it is found out which model a request
-is for. Keys, origins and sizes are checked here; all else that can be wrong with a request is for
-the replica to say, which has the whole API.
+What outlives a request, or is about another one, is in the ingress that had that: a stream that can
+be resumed, an answer that is being sent. A request for a stream goes to the ingress that its name
+stands for, and one about an answer to all, until one knows the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterable
-from contextlib import closing
-from functools import partial
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping, Sequence
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
 
-import structlog
+import attrs
 
-from trioserve.api.base import errors
-from trioserve.api.base.reply import Data, Reply
-from trioserve.api.edge import access
+from trioserve.api.base import errors, vendors
+from trioserve.api.base.generation import is_unknown
 from trioserve.api.edge.connection import ID_HEADER
-from trioserve.api.router import proxy
-from trioserve.api.router.proxy import PassedStream
-from trioserve.config import Config
-from trioserve.ray.calls import ReplicaReply
-from trioserve.ray.incoming import (
-    GoneError,
-    IngressRequest,
-    Receive,
-    RouteTable,
-    Scope,
-    Send,
-    received,
-)
-from trioserve.ray.lifelines import Anchor
-from trioserve.ray.routes import Routes
-from trioserve.server.keys import Keys
-from trioserve.server.limits.memory import MemoryBudget
+from trioserve.api.sessions import ASKED_BY, ID
+from trioserve.errors import NotSupportedError
+from trioserve.ray.guest import Guest
+from trioserve.ray.prefix_affinity import PrefixAffinity
 
-_log = logging.getLogger("ray.serve")
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Coroutine[Any, Any, Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
-#: Paths that a child lets clients use without a key, as its configuration says: it looks again.
-_LOOKED_AT_AGAIN = ("/assets/", "/licenses.txt", "/sw.js", "/v1/stream/")
+#: Parts of a request's ASGI scope that another ingress gets: plain values.
+_PLAIN = (
+    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
+    "root_path", "headers", "client", "server",
+)  # fmt: skip
+
+_STREAM, _LOOKUP = "/v1/stream", "/v1/streams/lookup"
+
+
+@attrs.frozen(kw_only=True)
+class Peers:
+    """The ingresses of an application, this one among them.
+
+    Attributes:
+        name: of this one.
+        names: gives those of all, as far as they are known.
+        call: has the one of a name answer. None may ask itself: Ray may lose the end of that.
+        lost: the exceptions when it is lost.
+    """
+
+    name: str
+    names: Callable[[], Awaitable[Sequence[str]]]
+    call: Callable[[Message, bytes, str], AsyncIterator[Message]]
+    lost: tuple[type[Exception], ...]
+    _homes: PrefixAffinity = attrs.field(factory=PrefixAffinity)
+
+    async def home_of(self, key: str) -> str:
+        """Find the ingress that a key stands for, which may be its name."""
+        names = await self.names()
+        self._homes.update(names)
+        return key if key in names else self._homes.of_key(key) or self.name
 
 
 class Ingress:
-    """The ASGI application of a replica's ingress.
+    """The ASGI application of an ingress, on the event loop of asyncio.
 
     Args:
-        config: the settings for clients that do not depend on the model.
-        routes: has requests answered.
-        anchor: shows replicas that this process lives.
+        make_app: makes the app, which runs on Trio.
+        peers: of this ingress; none: it cannot ask them.
+        max_body: bytes of a body.
+        is_single: whether there are no others.
     """
 
-    def __init__(self, config: Config, routes: Routes, anchor: Anchor) -> None:
-        self._config = config
-        self._routes = routes
-        self._anchor = anchor
-        self._route_at = RouteTable().at
-        self._keys = Keys(config)
-        self._memory = MemoryBudget.of(config)
-        self._sites = access.Sites(config)
+    def __init__(
+        self,
+        make_app: Callable[[Guest], Callable[..., Awaitable[object]]],
+        peers: Peers | None,
+        max_body: int,
+        *,
+        is_single: bool = False,
+    ) -> None:
+        self._make_app, self._peers, self._max_body = make_app, peers, max_body
+        self._is_single = is_single
+        self._about_answer = [
+            re.compile(re.sub("<[^>]*>", "[^/]+", one.path))
+            for one in vendors.known_routes()
+            if one.about_answer
+        ]
+        self._guest: Guest
+        self._app: Callable[..., Awaitable[object]]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one connection, as ASGI has it. When cancelled, the replica cancels, too."""
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Handle one connection, as ASGI has it. When cancelled, so is what answers."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            self._guest = Guest()
+            await self._guest.begin()
+            self._app = self._make_app(self._guest)
+            async for message in self._guest.messages(self._app, scope, receive):
+                await send(message)
+            await self._guest.end()
         elif scope["type"] == "http":
-            with self._memory.hold() as held:
-                body = partial(received, receive, self._config, held)
-                request = IngressRequest.of(scope, self._route_at, body, held)
-                with structlog.contextvars.bound_contextvars(request_id=request.id):
-                    await self._serve(request, _Responder(request, self._sites, send))
+            async for message in self._answer(scope, receive):
+                await send(message)
 
     def add_exception_handler(self, kind: type[Exception], handler: object) -> None:
         """Do nothing: Serve up to 2.49 says how its errors are to be answered, which we know."""
 
-    async def _live(self, receive: Receive, send: Send) -> None:
-        """Take part in ASGI's lifespan."""
-        await receive()
-        await asyncio.to_thread(self._keys.load)
-        await self._anchor.begin()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        self._anchor.end()
-        await send({"type": "lifespan.shutdown.complete"})
+    async def here(self, scope: Message, body: bytes) -> AsyncIterator[Message]:
+        """Answer a request that another ingress has, or this one."""
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def _serve(self, request: IngressRequest, client: _Responder) -> None:
-        """Answer a request. Errors have the form of its route."""
-        try:
-            if request.method == "OPTIONS":
-                await client.reply(Data())
-                return
-            self._sites.check(request.path, request.headers, request.server)
-            request.held.belongs_to(await self._key_of(request))
-            request.given = await proxy.fields_of(request)
-            await client.reply(await self._routes.answer(request))
-        except GoneError:
-            return
-        except Exception as error:
-            if client.has_begun:
-                raise  # which ends the connection: so the client sees that it is not whole
-            await client.reply(errors.reply(error, request.path))
+        async def receive() -> Message:
+            return messages.pop() if messages else await _never()
 
-    async def _key_of(self, request: IngressRequest) -> str:
-        """The API key that a request shows. Raises AuthenticationError."""
-        path = request.path
-        if not self._keys.needed or path in access.PUBLIC or path.startswith(_LOOKED_AT_AGAIN):
-            return ""
-        shown = access.shown_key(request.headers)
-        if self._keys.find(shown) is None:
-            await asyncio.to_thread(self._keys.refresh)
-            self._keys.need(shown)
-        return shown
+        async for message in self._serve(scope, receive):
+            yield message
 
+    async def _serve(self, scope: Message, receive: Receive) -> AsyncIterator[Message]:
+        """Have the app answer."""
+        scope = {**scope, "root_path": "", "path": _path_of(scope)}
+        shown = dict(scope["headers"]).get(ID_HEADER.lower().encode())
+        async for message in self._guest.messages(self._app, scope, receive):
+            if message["type"] == "http.response.start" and shown is not None:
+                # The proxy tells the id that the client has given.
+                given = (ID_HEADER.lower().encode(), shown)
+                heads = [each for each in message["headers"] if (each[0].lower(), each[1]) != given]
+                message = {**message, "headers": heads}
+            yield message
 
-class _Responder:
-    """Who gets the answer to a request."""
+    async def _answer(self, scope: Message, receive: Receive) -> AsyncIterator[Message]:
+        """Answer, or have another ingress do so."""
+        peers, key = self._peers, _key_of(scope)
+        plain = {name: scope[name] for name in _PLAIN if name in scope}
+        answer = self._serve(scope, receive)
+        if peers is None:
+            if not self._is_single:
+                answer = self._alone(scope, receive)
+        elif scope["method"] == "POST" and self._is_about_all(_path_of(scope)):
+            answer = self._of_all(peers, plain, await self._whole(receive))
+        elif key is not None and (home := await peers.home_of(key)) != peers.name:
+            answer = peers.call(plain, await self._whole(receive), home)
+        async for message in answer:
+            yield message
 
-    def __init__(self, request: IngressRequest, sites: access.Sites, send: Send) -> None:
-        self.has_begun = False
-        self._request = request
-        self._sites = sites
-        self._send = send
+    def _is_about_all(self, path: str) -> bool:
+        return path == _LOOKUP or any(rule.fullmatch(path) for rule in self._about_answer)
 
-    async def reply(self, reply: Reply) -> None:
-        """Send an answer, as it comes. Whatever happens, the call that it is from is ended.
+    async def _whole(self, receive: Receive) -> bytes:
+        """Receive a body; of one that is too long, as much as shows that."""
+        body, more = b"", True
+        while more and len(body) <= self._max_body:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        return body
 
-        Raises:
-            ModelProcessError: the replica has died in the middle of what is no stream.
-        """
-        if not isinstance(reply, ReplicaReply) or reply.is_whole:
+    async def _alone(self, scope: Message, receive: Receive) -> AsyncIterator[Message]:
+        """Answer without the others: a POST as if it did not ask for a stream to be found again."""
+        path, headers = _path_of(scope), scope["headers"]
+        if path.startswith(_STREAM) or self._is_about_all(path):
+            error = NotSupportedError(
+                f"{path} needs the router of requests, which finds the ingress that has it. "
+                "This application was built with router=False."
+            )
+            reply = errors.reply(error, path)
             pieces = await reply.write()
-            assert not isinstance(pieces, AsyncIterable)
-            body = b"".join(pieces)
-            if reply.status != 204:
-                reply.headers.setdefault("content-length", str(len(body)))
-            await self._begin(reply)
-            await self._piece(body, more=False)
+            kind = (b"content-type", reply.content_type.encode())
+            yield {"type": "http.response.start", "status": reply.status, "headers": [kind]}
+            yield {"type": "http.response.body", "body": b"".join(pieces), "more_body": False}
             return
-        with closing(reply):
-            await self._begin(reply)
-            await self._piece(reply.body, more=True)
-            passed = PassedStream(self._request.path, self._request.id, reply.body)
-            async for piece in passed.pieces(reply.receive, reply.content_type):
-                await self._piece(piece, more=True)
-            await self._piece(b"", more=False)
+        asked = {name.lower().encode() for name in ASKED_BY}
+        scope = {**scope, "headers": [each for each in headers if each[0].lower() not in asked]}
+        async for message in self._serve(scope, receive):
+            yield message
 
-    async def _begin(self, reply: Reply) -> None:
-        kind = {"content-type": reply.content_type} if reply.content_type else {}
-        headers = {**kind, **reply.headers, "vary": "Origin"}
-        if self._request.headers.get(ID_HEADER) != self._request.id:  # else the proxy says it
-            headers[ID_HEADER] = self._request.id
-        origin = self._request.headers.get("Origin", "")
-        headers |= self._sites.headers_for(origin, self._request.method)
-        written = [
-            (name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()
-        ]
-        self.has_begun = True
-        await self._send(
-            {"type": "http.response.start", "status": reply.status, "headers": written}
-        )
+    async def _of_all(self, peers: Peers, scope: Message, body: bytes) -> AsyncIterator[Message]:
+        """Ask all ingresses: until one knows the answer, or for the streams that each has."""
+        is_lookup, found = _path_of(scope) == _LOOKUP, []
+        start, whole = None, b""
+        for name in sorted(await peers.names(), key=peers.name.__ne__):  # this one is the first
+            is_own = name == peers.name
+            answer = self.here(scope, body) if is_own else peers.call(scope, body, name)
+            try:
+                messages = [message async for message in answer]
+            except peers.lost:
+                continue
+            start, whole = messages[0], b"".join(m.get("body", b"") for m in messages[1:])
+            if is_lookup and start["status"] == 200:
+                found += json.loads(whole)
+                whole = json.dumps(found).encode()
+            elif is_lookup or not is_unknown(start["status"], whole):
+                break
+        assert start is not None
+        headers = [each for each in start["headers"] if each[0].lower() != b"content-length"]
+        headers.append((b"content-length", b"%d" % len(whole)))
+        yield {**start, "headers": headers}
+        yield {"type": "http.response.body", "body": whole, "more_body": False}
 
-    async def _piece(self, body: bytes, *, more: bool) -> None:
-        if body or not more:
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+def _key_of(scope: Message) -> str | None:
+    """What stands for the ingress that has a stream; None: the request is not about one."""
+    path = _path_of(scope)
+    if path == _STREAM:
+        query = scope.get("query_string", b"").decode("ascii", "replace")
+        return dict(parse_qsl(query)).get("conv_id")
+    if path.startswith(f"{_STREAM}/"):
+        return path.removeprefix(f"{_STREAM}/").partition(".")[0]
+    named = dict(scope["headers"]).get(ID.lower().encode())
+    return (
+        None
+        if named is None or scope["method"] != "POST"
+        else bytes(named).decode("utf-8", "replace")
+    )
+
+
+def _path_of(scope: Message) -> str:
+    """The path of a request, without the prefix that the application is reached under."""
+    path = str(scope["path"]).removeprefix(scope.get("root_path", "").rstrip("/"))
+    return path if path.startswith("/") else f"/{path}"
+
+
+async def _never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError

@@ -71,6 +71,7 @@ class Served:
     replicas: int
     autoscaling: Mapping[str, Any] | None
     deployment: Mapping[str, Any]
+    is_single: bool = False
 
     @property
     def aliases(self) -> tuple[str, ...]:

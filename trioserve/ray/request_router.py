@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.serve.request_router import RequestRouter
 
-from trioserve.ray import calls
+from trioserve.ray import replicas as known
 from trioserve.ray.prefix_affinity import PrefixAffinity
 
 _log = logging.getLogger("ray.serve")
@@ -36,7 +36,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray is not there whe
         self._seen: list[Any] = []
         self._by_name: dict[str, Any] = {}
         self._failed = False
-        calls.routers[self._deployment_id.name] = self
+        known.routers[self._deployment_id.name] = self
 
     async def choose_replicas(
         self, candidate_replicas: list[Any], pending_request: Any = None

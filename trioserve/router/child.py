@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from trioserve.children.child import Child, how
-from trioserve.children.frames import FrameError, FrameReader, framed, receive, send
+from trioserve.children.frames import FrameError
 from trioserve.children.launch import Launcher
 from trioserve.children.lines import Lines
 from trioserve.children.reports import (
@@ -26,9 +26,7 @@ from trioserve.children.reports import (
     Estimated,
     Failed,
     Logged,
-    Ready,
     Report,
-    Sleeping,
 )
 from trioserve.concurrency import alongside
 from trioserve.config import Config
@@ -41,8 +39,8 @@ from trioserve.errors import (
     TrioServeError,
 )
 from trioserve.log import get_logger
-from trioserve.model_process.connection import Connection, Line, ask
-from trioserve.model_process.messages import Introduced, read_said
+from trioserve.model_process.connection import Connection, Line, ask, converse
+from trioserve.model_process.messages import Introduced
 from trioserve.models.catalog import ModelEntry
 from trioserve.router.schedule import Instance
 from trioserve.router.states import ModelState
@@ -213,14 +211,10 @@ class ModelChild(Instance):
 
     async def _attend(self, process: Child, told: Callable[[Report | None], None]) -> None:
         async with (
-            alongside(
-                self._watch_over,
-                partial(self._stop_when_asked, process),
-                partial(self._send_frames, process.socket),
-            ),
+            alongside(self._watch_over, partial(self._stop_when_asked, process)),
             trio.open_nursery() as reading,
         ):
-            reading.start_soon(self._read_frames, process.socket, told)
+            reading.start_soon(self._converse, process.socket, told)
             reading.start_soon(self._read_log, process.read_log)
             self.exit_code = await process.ended()
             self.ended.set()
@@ -242,39 +236,20 @@ class ModelChild(Instance):
 
     # -- what it says
 
-    async def _send_frames(self, connection: socket.socket) -> None:
-        async for payload in self.line.outgoing:
-            if not await send(connection, framed(payload)):
-                return
+    async def _converse(self, connection: socket.socket, told: Callable[[Report], None]) -> None:
+        def take(report: Report) -> None:
+            self._spoke.set()
+            match report:
+                case Failed(message):
+                    self.message = message
+                case Logged(fields):
+                    self._log(fields)
+            told(report)
 
-    async def _read_frames(self, connection: socket.socket, told: Callable[[Report], None]) -> None:
-        frames = FrameReader()
-        while data := await receive(connection):
-            if not self._spoke.is_set():
-                self._spoke.set()
-            try:
-                for payload in frames.feed(data):
-                    said = read_said(payload)
-                    if not isinstance(said, list):
-                        self._take(said, told)
-                        continue
-                    if said and isinstance(first := said[0], Introduced):
-                        learn = partial(self._learn, first)
-                        self.line.known.model = await trio.to_thread.run_sync(learn)
-                    self.line.take(said)
-            except (FrameError, TrioServeError) as error:
-                self.kill(f"Its socket is broken: {error}.")
-                return
-
-    def _take(self, report: Report, told: Callable[[Report], None]) -> None:
-        match report:
-            case Failed(message):
-                self.message = message
-            case Logged(fields):
-                self._log(fields)
-            case Ready() | Sleeping():
-                self.line.known.sleeping = isinstance(report, Sleeping)
-        told(report)
+        try:
+            await converse(self.line, connection, self._learn, take)
+        except (FrameError, TrioServeError) as error:
+            self.kill(f"Its socket is broken: {error}.")
 
     def _learn(self, introduced: Introduced) -> LoadedModel:
         """Learn what the model is. It is slow."""

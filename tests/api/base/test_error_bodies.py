@@ -27,7 +27,6 @@ from trioserve.api.sessions import OffsetError
 from trioserve.api.stored.items import PreviousResponseError
 from trioserve.app import create_app
 from trioserve.config import Config
-from trioserve.router.forward import NotTakenError
 from trioserve.server.transcription.transcript import TranscriptStream
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 
@@ -57,7 +56,6 @@ _NEVER_SENT = {
 }
 NEVER_SENT: set[type[errors.TrioServeError]] = {
     *(getattr(errors, name) for names in _NEVER_SENT.values() for name in names.split()),
-    NotTakenError,  # the router's, within itself
 }
 
 #: The id of a request, and what a client reads of a failure that is none of its business.

@@ -21,21 +21,21 @@ from trioserve.api.base.models import Card, Details, Loaded
 from trioserve.api.base.reply import Data, Reply
 from trioserve.api.base.routes import Responder, Route
 from trioserve.api.router import files
+from trioserve.api.router.lender import Lender
 from trioserve.api.router.metrics import RouterMetrics, joined, of_models
 from trioserve.api.router.waiting import may_load, patient
-from trioserve.api.service import AppState
 from trioserve.concurrency import Feed, alongside, deadline_scope
 from trioserve.config import Config
 from trioserve.model_process.server import ChildServer
-from trioserve.models.catalog import ModelEntry, find_for, with_tools_of
+from trioserve.models.catalog import ModelEntry, find_for
 from trioserve.router.child import ModelChild
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import FleetEvent
 from trioserve.server.model import LoadedModel
 from trioserve.server.model_server import ModelServer
-from trioserve.server.observers.observer import Observer, RequestLog
-from trioserve.tools.registry import ToolRegistry, open_registry
+from trioserve.server.observers.observer import RequestLog
+from trioserve.tools.registry import open_registry
 from trioserve.types import Modalities
 
 #: Seconds in which clients get what their models have sent last.
@@ -50,7 +50,7 @@ _PATIENCE, _WORD = 7.0, 1.0
 OpenFleet: TypeAlias = Callable[[], AbstractAsyncContextManager[Fleet]]
 
 
-class RouterService(AppState):
+class RouterService(Lender):
     """Holds the `Fleet` of an app.
 
     Args:
@@ -59,15 +59,12 @@ class RouterService(AppState):
     """
 
     def __init__(self, config: Config, open_fleet: OpenFleet) -> None:
-        super().__init__(config)
+        self.counted = RouterMetrics()
+        super().__init__(config, (RequestLog(), self.counted))
         #: Requests that are with a child, or wait for one.
         self.n_forwarded = AsyncValue(0)
-        self.counted = RouterMetrics()
-        self._observers = (RequestLog(), self.counted)
-        self._servers: dict[str, ChildServer] = {}  # of the last process of each model
         self._open_fleet = open_fleet
         self._fleet: Fleet | None = None
-        self._tools: ToolRegistry | None = None
         self._downloads: Downloads | None = None
         self._files = files.Files()
 
@@ -77,10 +74,6 @@ class RouterService(AppState):
         fleet = self._there(self._fleet)
         self.gate.check()
         return fleet
-
-    def answer_of(self, route: Route) -> Responder:
-        """Make the function that answers a route: its handler does."""
-        return route.answered_by(self)
 
     def patient(self, route: Route, answer: Responder) -> Responder:
         """Have the streams of a route about a model say how they wait for it."""
@@ -109,19 +102,8 @@ class RouterService(AppState):
         return server
 
     def _server_of(self, child: ModelChild) -> ChildServer:
-        """The server of a process, with the tools of this one."""
-        assert self._tools is not None and child.config is not None
-        known = self._servers.get(child.name)
-        if known is not None and known.line is child.line:
-            return known
-        made = self._servers[child.name] = ChildServer(
-            child.line,
-            with_tools_of(child.config, self.config),
-            tools=self._tools,
-            memory=self.memory,
-            observers=self._observers,
-        )
-        return made
+        assert child.config is not None
+        return self.server_of(child.line, child.config)
 
     @contextmanager
     def forwarded(self) -> Iterator[None]:
@@ -135,17 +117,6 @@ class RouterService(AppState):
     def find(self, name: str | None, caller: Caller, *, exact: bool = False) -> ModelEntry:
         """Find the model that a request of a caller names. As `find_for` and `fleet`."""
         return find_for(caller.key, self.fleet.catalog, name, exact=exact)
-
-    @property
-    def tools(self) -> ToolRegistry:
-        """The tools, which run in this process for all models. As `fleet`."""
-        assert self.fleet is not None and self._tools is not None
-        return self._tools
-
-    @property
-    def observers(self) -> Sequence[Observer]:
-        """The log, and the metrics."""
-        return self._observers
 
     @property
     def downloads(self) -> Downloads:
@@ -300,6 +271,7 @@ class RouterService(AppState):
             await trio.sleep_forever()
 
     def _forget(self) -> None:
+        super()._forget()
         self._fleet = None
 
     async def drain(self) -> None:

@@ -48,7 +48,7 @@ def patient(router: RouterService, route: Route, answer: Responder) -> Responder
         incoming: Incoming, caller: Caller, values: Mapping[str, str], **more: Any
     ) -> Reply:
         caller.may_load = may_load(router.config.models_autoload, incoming.query, caller)
-        fields = await _fields_of(route, incoming)
+        fields = await fields_of(route, incoming)
         caller.wait_until = _deadline(fields, caller)
         work = partial(answer, incoming, caller, values, **more)
         name = caller.model = route.model_in(fields, incoming.query)
@@ -76,7 +76,7 @@ def patient(router: RouterService, route: Route, answer: Responder) -> Responder
     return waits
 
 
-async def _fields_of(route: Route, incoming: Incoming) -> Mapping[str, Any]:
+async def fields_of(route: Route, incoming: Incoming) -> Mapping[str, Any]:
     """The fields of a body, as far as it has any."""
     if route.content == FORM:
         form = await incoming.form()
