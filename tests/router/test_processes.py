@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -18,11 +19,11 @@ from tests.support.scripted_children import ScriptedCatalog
 from tests.support.waiting import patiently
 from trioserve.children.launch import Forks, open_launcher
 from trioserve.config import Config
-from trioserve.errors import ModelLoadError
+from trioserve.errors import InvalidRequestError, ModelLoadError, ModelProcessError
 from trioserve.model_process.server import ChildServer
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import Catalog, ModelEntry, Source, environment_of_children
-from trioserve.router.child import ModelChild
+from trioserve.router.child import HealthCheck, ModelChild
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import Status
 from trioserve.server.limits.memory import MemoryBudget
@@ -50,11 +51,15 @@ async def fleet_of(*entries: ModelEntry, max_models: int = 4) -> AsyncIterator[F
             yield fleet
 
 
-async def answer(child: ModelChild) -> str:
-    """Have a process answer; gives the name of its model."""
+def server_of(child: ModelChild) -> ChildServer:
     assert child.config is not None
     memory = MemoryBudget.of(child.config)
-    server = ChildServer(child.line, child.config, tools=ToolRegistry(), memory=memory)
+    return ChildServer(child.line, child.config, tools=ToolRegistry(), memory=memory)
+
+
+async def answer(child: ModelChild) -> str:
+    """Have a process answer; gives the name of its model."""
+    server = server_of(child)
     answered = await server.complete("Once", max_tokens=4, temperature=0)
     assert answered.text
     return server.model.names[0]
@@ -174,3 +179,63 @@ async def test_models_of_a_directory_within_a_limit_of_memory(
                 async with fleet.use(catalog.find("broken")):
                     raise AssertionError
             assert fleet.state("first").value is Status.LOADED, "nothing gave way for it"
+
+
+async def test_a_process_that_is_stopped_is_killed_and_its_streams_have_one_error_each() -> None:
+    one = entry("one", BUNDLED, "-c", "8192")
+    watch = HealthCheck(interval=0.1, answer_timeout=0.5)
+    errors: list[ModelProcessError] = []
+    with patiently():
+        zygote = tiny.zygote_of(SERVERS)
+        async with Fleet(ScriptedCatalog(one), zygote=zygote, watch=watch) as fleet:  # type: ignore[arg-type]
+
+            async def ask(began: trio.Event) -> None:
+                async with fleet.use(one) as child:
+                    try:
+                        async with server_of(child).stream_complete(
+                            "Once", max_tokens=3000, ignore_eos=True
+                        ) as stream:
+                            await anext(stream)
+                            began.set()
+                            await stream.read()
+                    except ModelProcessError as error:
+                        errors.append(error)
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(2):
+                    began = trio.Event()
+                    nursery.start_soon(ask, began)
+                    await began.wait()
+                child = fleet.child("one")
+                assert child is not None and child.pid is not None
+                os.kill(child.pid, signal.SIGSTOP)
+            assert len(errors) == 2
+            assert child.message == "It does not answer within 0.5 seconds."
+            await restarted(fleet, one)
+
+
+async def test_a_process_that_is_killed_at_any_moment() -> None:
+    one = entry("one")
+    chosen = random.Random(7)
+    async with fleet_of(one) as fleet:
+        for _ in range(6):
+            async with fleet.use(one) as child:
+                ended = []
+
+                async def ask(child: ModelChild = child, ended: list[str] = ended) -> None:
+                    try:
+                        ended.append(await answer(child))
+                    except ModelProcessError as error:
+                        ended.append(error.message)
+
+                async with trio.open_nursery() as nursery:
+                    for _ in range(4):
+                        nursery.start_soon(ask)
+                    await trio.sleep(chosen.uniform(0, 0.02))
+                    if child.pid is not None:
+                        os.kill(child.pid, signal.SIGKILL)
+                assert len(ended) == 4
+            await child.finished.wait()
+            if not fleet.is_ready(one):
+                with suppress(InvalidRequestError):  # it is started again by itself
+                    await fleet.load(one)

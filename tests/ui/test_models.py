@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
@@ -15,8 +16,9 @@ from tests.support.fake_fleet import Routed, entry, routed
 from tests.support.paced_script import PacedScript
 from tests.support.trio_thread import TrioThread
 from tests.ui.test_looks import LOOKS, scrolls_sideways, shoot, violations
-from trioserve.models.catalog import Source
+from trioserve.models.catalog import ModelEntry, Source
 from trioserve.router.states import ModelState, Status
+from trioserve.types import Modalities
 
 pytestmark = pytest.mark.system
 
@@ -24,26 +26,38 @@ EXAMPLES = ["What digit is it?", "Say hello.", "What is the sun?"]
 ADVICE = "A request may have 1,024 tokens: four share 4,096. Set -np 1 for longer ones."
 
 
-def told(**more: object) -> ModelState:
-    """The state of a loaded model whose process has said this."""
+def told(**more: object) -> dict[str, Any]:
+    """A loaded model, as it is described."""
     counts = ("vocab_type", "n_vocab", "n_ctx_train", "n_embd", "n_params", "size")
-    meta = {**dict.fromkeys(counts, 0), "n_ctx": 1024, "ftype": "Q8_0"}
-    return ModelState(value=Status.LOADED, info={"meta": meta, **more})
+    return {"meta": {**dict.fromkeys(counts, 0), "n_ctx": 1024, "ftype": "Q8_0"}, **more}
+
+
+LOADED = {
+    "toy": told(
+        is_toy=True, example_prompts=EXAMPLES, has_chat_template=True, context_advice=ADVICE
+    ),
+    "base": told(has_chat_template=False),
+}
 
 
 @pytest.fixture
-def router(loop: TrioThread, script: PacedScript) -> Iterator[Routed]:
+def router(
+    loop: TrioThread, script: PacedScript, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Routed]:
     """A router with a toy that is loaded, and models in other states."""
-    backends = {"toy": script.backend("toy"), "large": None, "base": None, "seeing": None}
-    with loop.open(routed(backends)) as router:
+
+    async def modalities(_: object, entries: Iterable[ModelEntry]) -> dict[str, Modalities]:
+        senses = Modalities(vision=True, audio=True)
+        return {one.name: senses if one.name == "seeing" else Modalities() for one in entries}
+
+    monkeypatch.setattr("trioserve.api.router.files.Files.modalities", modalities)
+    monkeypatch.setattr(
+        "trioserve.api.router.service.of_server", lambda server: LOADED[server.config.alias]
+    )
+    loaded = {name: script.backend(name) for name in LOADED}
+    with loop.open(routed({**loaded, "large": None, "seeing": None})) as router:
         fleet = router.fleet
-        fleet.states["toy"] = told(
-            is_toy=True, example_prompts=EXAMPLES, has_chat_template=True, context_advice=ADVICE
-        )
         fleet.states["large"] = ModelState(value=Status.LOADING, progress=0.4)
-        fleet.states["base"] = told(has_chat_template=False)
-        takes = {"input_modalities": ["text", "image", "audio"], "output_modalities": ["text"]}
-        fleet.states["seeing"] = ModelState(info={"architecture": takes})
         seeing = entry("seeing", source=Source.CACHE, size=2_500_000_000)
         fleet.catalog.entries = {**fleet.catalog.entries, "seeing": seeing}
         yield router
