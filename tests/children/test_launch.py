@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import trio
 
 from tests.support import tiny
+from tests.support.processes import all_processes, parent_of
 from tests.support.waiting import patiently, until
 from trioserve.children.child import Child
 from trioserve.children.launch import Launcher, Spawner, open_launcher
@@ -100,6 +102,19 @@ async def test_a_process_ends_with_its_exit_code(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", tiny.WAYS)
+async def test_an_end_that_no_descriptor_tells(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    async with tiny.launcher(way) as launcher, started(launcher, "exit", "3") as (process, _):
+        assert await process.ended() == 3
+
+
+async def test_a_fork_that_other_code_has_waited_for() -> None:
+    async with tiny.forks() as launcher, started(launcher, "exit", "3") as (process, _):
+        os.waitpid(process.pid, 0)
+        assert await process.ended() == 255
+
+
+@pytest.mark.parametrize("way", tiny.WAYS)
 async def test_a_process_ends_by_a_signal(way: str) -> None:
     async with tiny.launcher(way) as launcher, started(launcher) as (process, _):
         process.terminate()
@@ -166,6 +181,20 @@ async def test_processes_outlive_the_zygote_and_others_are_started_without_it() 
         assert await old.ended() == -signal.SIGSEGV, "how it has ended is known"
 
 
+@pytest.mark.parametrize("delay", [0, 0.0005, 0.001, 0.002, 0.004])
+async def test_nothing_is_left_of_an_order_in_which_the_zygote_is_killed(delay: float) -> None:
+    async with tiny.forks() as launcher:
+        async with started(launcher):
+            pass  # so that it is there
+        assert launcher.pid is not None
+        killing = threading.Timer(delay, os.kill, [launcher.pid, signal.SIGKILL])
+        killing.start()
+        async with started(launcher) as (process, _):
+            assert parent_of(process.pid) == os.getpid()
+        killing.join()
+    assert not [one for one in all_processes() if parent_of(one) == os.getpid()]
+
+
 async def test_a_zygote_that_does_not_answer_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trioserve.children.launch._FORK_TIMEOUT", 0.1)
     async with tiny.forks() as launcher, started(launcher):
@@ -230,10 +259,6 @@ async def test_without_descriptors_nothing_is_started_and_none_is_lost(way: str)
         with pytest.raises(ModelLoadError, match="Too many open files"), no_descriptors():
             await launcher.launch([])
         assert n_descriptors() == n_before
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 async def test_orphans_are_adopted_only_while_a_process_is_forked() -> None:

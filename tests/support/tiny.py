@@ -39,7 +39,10 @@ def zygote_of(command: Sequence[str] = _ZYGOTE) -> Child:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment()
+            [*command, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=environment(),
+            start_new_session=True,
         )
     return Child(process, ours)
 

@@ -24,6 +24,7 @@ import trio
 import trioserve
 from trioserve.children import parent, zygote
 from trioserve.children.child import Child, Fork
+from trioserve.concurrency import surely
 from trioserve.errors import ModelLoadError
 from trioserve.log import get_logger
 
@@ -131,6 +132,9 @@ class Forks:
         """End the zygote, in a shield."""
         forked, self._zygote = self._zygote, None
         if forked is not None:
+            forked.kill()
+            with trio.CancelScope(shield=True):
+                await surely(partial(_reap, forked.pid))
             await forked.aend()
 
     async def launch(self, argv: Sequence[str]) -> Child:
@@ -180,6 +184,13 @@ class Forks:
         if answer == zygote.FAILED:
             raise ModelLoadError("The process of the model cannot be started: too many processes.")
         return int(answer) if answer else None
+
+
+def _reap(group: int) -> None:
+    """Reap a zygote that was killed, and the fork in the middle that it was going to reap."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-group, 0)
 
 
 @contextmanager

@@ -5,8 +5,9 @@ the memory. It is safe because this process has one thread, no event loop and no
 looked for a GPU. It is itself a fork of the program that orders, so that both share memory, too.
 
 An order comes over a socket: a JSON list of the arguments, and with it the descriptors of the
-process's ends of `trioserve.children.launch`. The answer has the number of the process. The end of
-the socket is the end of this process. Linux only.
+process's ends of `trioserve.children.launch`. The process itself answers with its number, so that
+whoever orders knows it even if this process dies. The end of the socket is the end of this process.
+Linux only.
 """
 
 from __future__ import annotations
@@ -94,39 +95,34 @@ def wait_for_orders(orders: socket.socket) -> list[str] | None:
             return None
         if not message:
             return None
-        read_end, write_end = os.pipe()
-        if _fork_twice(write_end):
-            for each in (read_end, write_end, orders.detach()):
-                os.close(each)
+        if _fork_twice(orders):
             _join(parent)
+            with orders, contextlib.suppress(BrokenPipeError):
+                orders.send(str(os.getpid()).encode())
             return _become(json.loads(message), descriptors)
-        for each in (write_end, *descriptors):
+        for each in descriptors:
             os.close(each)
-        orders.send(os.read(read_end, 32) or FAILED)
-        os.close(read_end)
 
 
-def _fork_twice(answers: int) -> bool:
+def _fork_twice(orders: socket.socket) -> bool:
     """Fork a child that forks a grandchild and exits; our parent, a subreaper, adopts it.
 
-    So the parent can wait for the grandchild, even if this process dies. Its number is written to
-    a descriptor. Returns True in the grandchild and False here.
+    So the parent can wait for the grandchild, even if this process dies. Returns True in the
+    grandchild, which answers the order, and False here. If there is none, the order has failed.
     """
+    own = os.getpid()
+    middle = 0
     try:
         middle = os.fork()
-    except OSError:
-        return False  # too many processes, or too little memory: there is no answer
+        if middle == 0 and os.fork() == 0:
+            return True
+    except OSError:  # too many processes, or too little memory
+        orders.send(FAILED)
+    if os.getpid() != own:
+        os._exit(0)
     if middle:
         os.waitpid(middle, 0)
-        return False
-    try:
-        last = os.fork()
-        if last == 0:
-            return True
-        os.write(answers, str(last).encode())
-    except OSError:
-        os._exit(1)
-    os._exit(0)
+    return False
 
 
 def _join(parent: int) -> None:
