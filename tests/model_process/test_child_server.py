@@ -24,6 +24,7 @@ from trioserve.errors import (
     RateLimitError,
     TrioServeError,
 )
+from trioserve.model_process import serving
 from trioserve.server import RequestContext
 from trioserve.server.model_server import ModelServer
 from trioserve.server.transcription.transcript import TranscriptionParams
@@ -88,7 +89,7 @@ async def test_streams(n: int) -> None:
 
 async def test_probabilities_of_the_output_and_the_prompt() -> None:
     async def read(server: ModelServer) -> Any:
-        fields = {"max_tokens": 3, "n_probs": 4, "prompt_logprobs": 2}
+        fields: Any = {"max_tokens": 3, "n_probs": 4, "prompt_logprobs": 2}
         async with server.stream_complete("abcd", **fields) as stream:
             events = [event async for event in stream if isinstance(event, Chunk)]
         probs = [list(map(repr, event.probs)) for event in events]
@@ -156,7 +157,10 @@ async def test_a_transcript() -> None:
 # -- embeddings
 
 
-async def test_embeddings() -> None:
+@pytest.mark.parametrize("piece", [serving._PIECE, 7])
+async def test_embeddings(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_PIECE", piece)
+
     async def embed(server: ModelServer) -> Any:
         made = await server.embed(["a", "bb"])
         return [each.tolist() for each in made.vectors], made.n_tokens

@@ -113,7 +113,7 @@ def test_arrays() -> None:
 
 
 def test_an_answer_is_a_part_of_its_message() -> None:
-    said = [Answered(1, Raw(write({"a": [1, 2]})))]
+    said = [Answered(1, write({"a": [1, 2]}))]
     (read,) = read_said(write(said))  # type: ignore[misc]
     assert isinstance(read, Answered)
     assert read_value(read.value, dict[str, list[int]]) == {"a": [1, 2]}

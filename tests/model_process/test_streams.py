@@ -135,7 +135,7 @@ async def test_a_full_socket_pauses_tasks_which_then_go_on(
             await may_read.wait()
         return await receive(connection)
 
-    monkeypatch.setattr("trioserve.router.child.receive", receive_later)
+    monkeypatch.setattr("trioserve.model_process.connection.receive", receive_later)
     async with one_model(long_answers(n_slots=4)) as one, trio.open_nursery() as nursery:
         texts: list[str] = []
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import attrs
-import msgspec
 import trio
 
 from trioserve.children.frames import FrameError, FrameReader, framed, receive, send
@@ -61,6 +60,9 @@ _MAX_UNREAD = 16 * UNREAD_BYTES
 #: Events of a call that may be unread.
 _MAX_EVENTS = 2**16
 
+#: Bytes of an answer.
+_MAX_ANSWER = 2**30
+
 
 @attrs.define
 class Known:
@@ -96,13 +98,22 @@ class OpenCall:
     events: Feed[TranscriptEvent] = attrs.field(factory=Feed)
     _answer: Feed[Any] = attrs.field(factory=Feed)
     _gives: Any = None
+    _written: bytearray = attrs.field(factory=bytearray)
     _is_answered: bool = False
 
-    def answer(self, value: msgspec.Raw) -> list[Mailbox]:
-        """Take the answer; returns the mailboxes of the tasks that it opens. Raises FrameError."""
+    def answer(self, piece: Answered) -> list[Mailbox]:
+        """Take an answer, or a piece of one; returns the mailboxes of the tasks that it opens.
+
+        Raises FrameError.
+        """
         if self._is_answered:
             raise FrameError("it answers a call twice")
-        read, self._is_answered = read_value(value, self._gives), True
+        self._written += piece.value
+        if len(self._written) > _MAX_ANSWER:
+            raise FrameError("it sends more than it may")
+        if not piece.is_last:
+            return []
+        read, self._is_answered = read_value(self._written, self._gives), True
         if isinstance(read, Opened):
             self.prompts = [facts.prompt for _, facts in read.tasks]
             self.mailboxes = [
@@ -313,8 +324,8 @@ class Connection:
 
     def _take_of(self, call: OpenCall, message: Answered | Refused | Heard) -> None:
         match message:
-            case Answered(_, value):
-                for mailbox in call.answer(value):
+            case Answered():
+                for mailbox in call.answer(message):
                     if self._mailboxes.setdefault(mailbox.task_id, mailbox) is not mailbox:
                         raise FrameError("two of its tasks have the same number")
             case Refused(_, error):

@@ -261,10 +261,11 @@ class Erred(_Said, frozen=True, tag=5):
 
 
 class Answered(_Said, frozen=True, tag=6):
-    """The answer to a call."""
+    """The answer to a call, or a piece of one that is long."""
 
     id: int
-    value: Raw
+    value: bytes
+    is_last: bool = True
 
 
 class Refused(_Said, frozen=True, tag=7):
@@ -471,12 +472,12 @@ def read_said(payload: bytes) -> Report | list[Said]:
     return _checked(_from_process, payload)
 
 
-def read_value(value: Raw, kind: Any) -> Any:
+def read_value(value: bytes | bytearray, kind: Any) -> Any:
     """Read the value of an answer, of some type. Raises FrameError."""
     return _checked(msgspec.msgpack.Decoder(kind, dec_hook=_decode), value)
 
 
-def _checked(decoder: msgspec.msgpack.Decoder[_T], payload: bytes | Raw) -> _T:
+def _checked(decoder: msgspec.msgpack.Decoder[_T], payload: bytes | bytearray) -> _T:
     try:
         return decoder.decode(payload)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:

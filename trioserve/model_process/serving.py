@@ -13,7 +13,7 @@ from trioserve.children.frames import MAX_FRAME, FrameReader
 from trioserve.children.parent import ParentSocket
 from trioserve.children.reports import Report
 from trioserve.concurrency import Bell, alongside
-from trioserve.errors import PayloadTooLargeError, TrioServeError, raised_alone
+from trioserve.errors import TrioServeError, raised_alone
 from trioserve.fair_limiter import offload
 from trioserve.log import get_logger
 from trioserve.model_process.messages import (
@@ -55,6 +55,9 @@ from trioserve.types import Chunk, Event, Failed, Finished, Progress
 
 _log = get_logger("trioserve.child")
 
+
+#: Bytes of an answer that go in one message.
+_PIECE = MAX_FRAME // 4
 
 #: Bytes of a call. The app bounds its requests, and what they have in them.
 MAX_ORDER = 2**32 - 1
@@ -341,10 +344,9 @@ class ModelProcess:
     def _tell(self, id_: int, value: object) -> None:
         """Answer a call."""
         written = write(value)
-        if len(written) > MAX_FRAME // 2:
-            n_bytes, most = len(written), MAX_FRAME // 2
-            raise PayloadTooLargeError(f"The answer has {n_bytes:,} bytes, more than {most:,}.")
-        self.outbox.say(Answered(id_, msgspec.Raw(written)))
+        for at in range(0, len(written), _PIECE):
+            end = at + _PIECE
+            self.outbox.say(Answered(id_, written[at:end], is_last=end >= len(written)))
 
     async def _go_on(self, id_: int, opened: object) -> None:
         """Answer with what a call has opened, and send its events until it has ended."""
