@@ -244,4 +244,5 @@ def hint_of(route: str, body: object, key: str | None = None) -> RoutingHint:
     """The hint for a request to this route."""
     path = route.partition("?")[0]
     known = {each.path: each for each in vendors.known_routes() if each.method == "POST"}
-    return prefix_affinity.hint_of(body, known[path].prompt_fields, key)
+    fields = known[path].prompt_fields if path in known else None
+    return prefix_affinity.hint_of(body, fields, key)

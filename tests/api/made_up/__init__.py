@@ -10,7 +10,7 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import PromptFields, RequestBody, field
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Data, Reply, json
-from trioserve.api.base.routes import Query, Routes, Waiting, lists_models, while_unloaded
+from trioserve.api.base.routes import Query, Routes, Waiting, while_unloaded
 from trioserve.api.base.vendors import ErrorShape, RateLimitHeaders, Vendor
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.params import ChatParams
@@ -67,7 +67,6 @@ async def chat(request: Question, caller: Caller, models: Models) -> Reply:
 
 
 @own.get("/made-up/engines")
-@lists_models(lambda name: {"engines": [name]})
 @gives(Engines)
 async def engines(query: Query, caller: Caller, models: Models) -> Reply:
     """List the engines."""

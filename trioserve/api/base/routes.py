@@ -86,7 +86,6 @@ class Route:
         gives: by status and type of content: what it answers.
         streams: the type of its answer where the body asks for a stream.
         waiting: how a client is answered whose model is not loaded.
-        lists: of a route that lists models: makes the list of one that has only a name.
         about_answer: whether requests are about an answer that another one began: only its server
             knows it.
         manages: whether it changes the server, or what other clients have.
@@ -102,7 +101,6 @@ class Route:
     gives: Mapping[str, Mapping[str, Any]] = _told("gives", {})
     streams: str = _told("streams", "")
     waiting: Waiting = _told("waiting", _LOADED)
-    lists: Callable[[str], Mapping[str, Any]] | None = _told("lists")
     about_answer: bool = _told("about_answer", False)
     manages: bool = _told("manages", False)
     _reads: Callable[[bytes], Any] | None = _told("reads")
@@ -253,11 +251,6 @@ about_answer = tells(about_answer=True)
 def while_unloaded(waiting: Waiting) -> Callable[[_Handler], _Handler]:
     """Tell of a handler how a client is answered whose model is not loaded."""
     return tells(waiting=waiting)
-
-
-def lists_models(list_of: Callable[[str], Mapping[str, Any]]) -> Callable[[_Handler], _Handler]:
-    """Tell of a handler that it lists models; `list_of` makes the list of one by its name."""
-    return tells(lists=list_of)
 
 
 def reads(parse: Callable[[bytes], Any]) -> Callable[[_Handler], _Handler]:

@@ -11,11 +11,11 @@ import attrs
 from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer, Health, Metrics, Properties, Success
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.described import Model, ModelList, names, page
+from trioserve.api.base.described import Model, ModelList, page
 from trioserve.api.base.fields import NAME, MismatchError, RequestBody, field, json_type, text
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import KeepAlive, Pieces, Reply, json
-from trioserve.api.base.routes import Query, Routes, lists_models, manages
+from trioserve.api.base.routes import Query, Routes, manages
 from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Feed
 from trioserve.config.keys import Key
@@ -121,7 +121,6 @@ class DownloadStarted(Answer):
 
 @routes.get("/models")
 @routes.get("/v1/models")
-@lists_models(lambda name: page([names(name)]))
 @takes(None, query={"reload": "of many models, look for them again first"})
 @gives(ModelList)
 async def listed(query: Query, caller: Caller, models: Models) -> Reply:

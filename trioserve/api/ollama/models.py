@@ -20,7 +20,7 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import Only, RequestBody, field
 from trioserve.api.base.models import Card, Details, Loaded, Models
 from trioserve.api.base.reply import Data, Pieces, Reply
-from trioserve.api.base.routes import Query, Routes, lists_models, manages
+from trioserve.api.base.routes import Query, Routes, manages
 from trioserve.api.ollama.events import CONTENT_TYPE, line
 from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Feed
@@ -236,10 +236,6 @@ def _moment(seconds: float) -> datetime:
 routes = Routes()
 
 
-def _list_of(name: str) -> dict[str, Any]:
-    return {"models": [{"name": name, "model": name}]}
-
-
 @attrs.frozen(kw_only=True, slots=False)
 class _NamedRequest(RequestBody):
     """A request that names a model; `name` is what older clients call the field."""
@@ -281,7 +277,6 @@ async def version(query: Query, caller: Caller, models: Models) -> Reply:
 
 
 @routes.get("/api/tags")
-@lists_models(_list_of)
 @gives(OllamaModels)
 async def tags(query: Query, caller: Caller, models: Models) -> Reply:
     """List the models."""
@@ -289,7 +284,6 @@ async def tags(query: Query, caller: Caller, models: Models) -> Reply:
 
 
 @routes.get("/api/ps")
-@lists_models(_list_of)
 @gives(OllamaProcesses)
 async def processes(query: Query, caller: Caller, models: Models) -> Reply:
     """List the models that are in memory."""
