@@ -110,7 +110,7 @@ async def test_an_end_that_no_descriptor_tells(way: str, monkeypatch: pytest.Mon
 
 async def test_a_fork_that_other_code_has_waited_for() -> None:
     async with tiny.forks() as launcher, started(launcher, "exit", "3") as (process, _):
-        os.waitpid(process.pid, 0)
+        os.waitpid(process.pid, 0)  # noqa: ASYNC222
         assert await process.ended() == 255
 
 

@@ -13,9 +13,6 @@ from msgspec import Meta, Struct
 
 from trioserve.children.frames import FrameError
 
-#: Bytes of a report. A longer one is an error of the process.
-MAX_REPORT = 2**20
-
 #: Characters of a message; `Failed.of` cuts it.
 _MAX_MESSAGE = 2**16
 

@@ -40,7 +40,7 @@ async def test_the_body_names_the_model() -> None:
             assert text_of(await router.client.post("/v1/chat/completions", json=body)) == text
         answer = await router.client.post("/props", json={"model": "two"})
         assert answer.status_code == 501  # as a model without --props answers
-        await router.service.n_forwarded.wait_value(0)
+        await router.service.n_lent.wait_value(0)
         assert router.fleet.users == []
 
 
@@ -247,7 +247,7 @@ async def broken_stream(path: str, content_type: str = "text/event-stream") -> s
             while "ended before it had answered" not in read:
                 read += await next_chunk()
         script.go_on()
-        await router.service.n_forwarded.wait_value(0)
+        await router.service.n_lent.wait_value(0)
     return read
 
 
@@ -276,8 +276,8 @@ async def test_a_client_that_goes_away_while_it_waits_is_forgotten() -> None:
         with patiently():
             async with connected(router.url) as stream:
                 await stream.send_all(post("/completion", b'{"prompt": "a"}'))
-                await router.service.n_forwarded.wait_value(1)
-            await router.service.n_forwarded.wait_value(0)
+                await router.service.n_lent.wait_value(1)
+            await router.service.n_lent.wait_value(0)
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -292,7 +292,7 @@ async def test_a_client_that_goes_away_frees_the_slot(begun: bool) -> None:
                     gate.allow(5)
                     assert (await stream.receive_some()).startswith(b"HTTP/1.1 200")
                 assert router.fleet.users == ["one"]
-            await router.service.n_forwarded.wait_value(0)
+            await router.service.n_lent.wait_value(0)
             gate.open()
             await until(lambda: is_free(router.processes["one"]))
         assert router.fleet.users == []

@@ -33,7 +33,7 @@ async def test_a_stream_is_resumed() -> None:
         assert [each["conversation_id"] for each in found.json()] == ["chat::two"]
         rest = await router.client.get(f"{READ}&from={len(data)}")
         assert text_in(data + rest.content) == "0123456789" * 20
-        await router.service.n_forwarded.wait_value(0)
+        await router.service.n_lent.wait_value(0)
         assert router.fleet.users == []
         # It is the router's: the model is not asked.
         router.fleet.children.clear()
@@ -62,7 +62,7 @@ async def test_stopping_a_stream_frees_the_model() -> None:
             assert router.fleet.users == ["two"]
             assert (await router.client.delete(READ)).status_code == 204
         with patiently():
-            await router.service.n_forwarded.wait_value(0)
+            await router.service.n_lent.wait_value(0)
         gate.open()
         assert router.fleet.users == []
 

@@ -182,7 +182,7 @@ async def test_those_who_wait_get_the_next_process(body: dict[str, Any]) -> None
 
         for _ in range(3):
             nursery.start_soon(ask)
-        await router.service.n_forwarded.wait_value(3)
+        await router.service.n_lent.wait_value(3)
         await router.load("one", answering("Hello"))
         await until(lambda: len(texts) == 3)
     assert all("model_process_ended" not in text for text in texts)

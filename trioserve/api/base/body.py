@@ -342,7 +342,6 @@ class Incoming:
         held: counts the memory of the body and its values.
         query: the parameters in the URL.
         content_type: of the body.
-        query_string: the parameters as they came.
     """
 
     method: str
@@ -351,7 +350,6 @@ class Incoming:
     held: MemoryReservation
     query: Mapping[str, str] = attrs.field(factory=dict)
     content_type: str = "application/json"
-    query_string: str = ""
     size: int = 0  # of the body, in bytes, once it was received
     _fields: dict[str, Any] | None = attrs.field(alias="fields", default=None)
     _form: Form | None = attrs.field(init=False, default=None)
@@ -371,11 +369,6 @@ class Incoming:
     def is_form(self) -> bool:
         """Whether the body is a form with files."""
         return is_form(self.content_type)
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the values of the body were read."""
-        return self._fields is not None or self._form is not None
 
     def ask_for_stream(self) -> None:
         """Have the body, which was read, ask for a stream."""

@@ -185,7 +185,6 @@ class App(QuartTrio):
             held=request.caller.held,
             query=request.args,
             content_type=request.headers.get("Content-Type", ""),
-            query_string=request.query_string.decode("ascii", "replace"),
         )
 
     def _known(self, error: Exception) -> Exception:

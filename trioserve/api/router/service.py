@@ -62,7 +62,7 @@ class RouterService(Lender):
         self.counted = RouterMetrics()
         super().__init__(config, (RequestLog(), self.counted))
         #: Requests that are with a child, or wait for one.
-        self.n_forwarded = AsyncValue(0)
+        self.n_lent = AsyncValue(0)
         self._open_fleet = open_fleet
         self._fleet: Fleet | None = None
         self._downloads: Downloads | None = None
@@ -93,7 +93,7 @@ class RouterService(Lender):
             return known
         if caller.method == "POST":
             self.usage.check(caller.key)
-        caller.enter(self.forwarded())
+        caller.enter(self.lent())
         with deadline_scope(caller.wait_until):
             using = self.fleet.use(entry, autoload=caller.may_load, on_wait=caller.on_wait)
             child = await caller.open(using)
@@ -106,13 +106,13 @@ class RouterService(Lender):
         return self.server_of(child.line, child.config)
 
     @contextmanager
-    def forwarded(self) -> Iterator[None]:
+    def lent(self) -> Iterator[None]:
         """Count a request that is with a child, or waits for one, for a block."""
-        self.n_forwarded.value += 1
+        self.n_lent.value += 1
         try:
             yield
         finally:
-            self.n_forwarded.value -= 1
+            self.n_lent.value -= 1
 
     def find(self, name: str | None, caller: Caller, *, exact: bool = False) -> ModelEntry:
         """Find the model that a request of a caller names. As `find_for` and `fleet`."""
@@ -283,4 +283,4 @@ class RouterService(Lender):
             await self._fleet.drain()
         await self.tool_calls.drain(deadline)
         with trio.move_on_after(_FAREWELL):
-            await self.n_forwarded.wait_value(0)
+            await self.n_lent.wait_value(0)
