@@ -162,7 +162,7 @@ class ModelChild(Instance):
             self.ended.set()
 
     def stop(self, timeout: float) -> None:
-        """Have it end when its requests have, which they must within a time in seconds; 0: at once."""
+        """Have it end when its requests have, within a time in seconds; 0: at once."""
         self._stop_timeout = timeout
         self._stop.set()
         self.note_use()
