@@ -20,10 +20,11 @@ from tests.support.waiting import patiently
 from trioserve.children.launch import Forks, open_launcher
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ModelLoadError, ModelProcessError
+from trioserve.model_process.connection import Line
 from trioserve.model_process.server import ChildServer
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import Catalog, ModelEntry, Source, environment_of_children
-from trioserve.router.child import HealthCheck, ModelChild
+from trioserve.router.child import HealthCheck, ModelChild, ask_live
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import Status
 from trioserve.server.limits.memory import MemoryBudget
@@ -183,8 +184,13 @@ async def test_models_of_a_directory_within_a_limit_of_memory(
 
 async def test_a_process_that_is_stopped_is_killed_and_its_streams_have_one_error_each() -> None:
     one = entry("one", BUNDLED, "-c", "8192")
-    watch = HealthCheck(interval=0.1, answer_timeout=0.5)
-    errors: list[ModelProcessError] = []
+    is_stopped, errors = False, list[ModelProcessError]()
+
+    async def ask_when_stopped(line: Line) -> None:
+        if is_stopped:  # a machine that is slow answers late
+            await ask_live(line)
+
+    watch = HealthCheck(interval=0.1, answer_timeout=0.5, ask=ask_when_stopped)
     with patiently():
         zygote = tiny.zygote_of(SERVERS)
         async with Fleet(ScriptedCatalog(one), zygote=zygote, watch=watch) as fleet:  # type: ignore[arg-type]
@@ -209,6 +215,8 @@ async def test_a_process_that_is_stopped_is_killed_and_its_streams_have_one_erro
                 child = fleet.child("one")
                 assert child is not None and child.pid is not None
                 os.kill(child.pid, signal.SIGSTOP)
+                is_stopped = True
+            is_stopped = False
             assert len(errors) == 2
             assert child.message == "It does not answer within 0.5 seconds."
             await restarted(fleet, one)
