@@ -199,7 +199,7 @@ async def _listen(
 
 
 async def answer_other(process: ModelProcess, connection: socket.socket) -> None:
-    """Answer an app that has connected until it leaves. One of several is told of each usage."""
+    """Answer an app that has connected until it leaves. Each report of usage goes to one of them."""
     from trioserve.cli.serving import report_usage
 
     server = process.server

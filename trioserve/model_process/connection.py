@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
@@ -354,30 +354,29 @@ async def converse(
         FrameError: the process says what cannot be.
         TrioServeError: the model cannot be used.
     """
+
+    async def take(said: Report | list[Said]) -> None:
+        if isinstance(said, list):
+            if said and isinstance(first := said[0], Introduced):
+                line.known.model = await trio.to_thread.run_sync(learn, first)
+            line.take(said)
+            return
+        if isinstance(said, Ready | Sleeping):
+            line.known.sleeping = isinstance(said, Sleeping)
+        told(said)
+
     frames = FrameReader()
-    try:
+    with closing(line):
         async with alongside(partial(_send, line, connection)):
             while data := await receive(connection):
-                for payload in frames.feed(data):
-                    await _take(line, read_said(payload), learn, told)
-    finally:
-        line.close()
+                await _each(frames.feed(data), take)
 
 
-async def _take(
-    line: Connection,
-    said: Report | list[Said],
-    learn: Callable[[Introduced], LoadedModel],
-    told: Callable[[Report], None],
+async def _each(
+    payloads: list[bytes], take: Callable[[Report | list[Said]], Awaitable[None]]
 ) -> None:
-    if isinstance(said, list):
-        if said and isinstance(first := said[0], Introduced):
-            line.known.model = await trio.to_thread.run_sync(learn, first)
-        line.take(said)
-        return
-    if isinstance(said, Ready | Sleeping):
-        line.known.sleeping = isinstance(said, Sleeping)
-    told(said)
+    for payload in payloads:
+        await take(read_said(payload))
 
 
 async def _send(line: Connection, connection: socket.socket) -> None:

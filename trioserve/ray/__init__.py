@@ -1,9 +1,9 @@
 """Models on many machines: trioserve as a Ray Serve application. It needs ``trioserve[ray]``.
 
-`build` makes the application. In an ingress, `ingress` looks at requests, `routes` knows where each
-of them goes, `calls` brings it to a replica, and `request_router` chooses which one, by what
-`prefix_affinity` knows of its beginning. `replica` has it answered by its child, which is a server
-as on one machine. Only `application` and `request_router` import Ray.
+`build` makes the application. An `ingress` is the app that there is elsewhere, whose state is in
+`service`; Trio runs in it as a `guest` of Ray's event loop. `replicas` lends it the processes of
+models: `request_router` chooses the `replica`, by what `prefix_affinity` knows of the beginning of
+the prompt. Only `application` and `request_router` import Ray.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -201,7 +201,7 @@ def _peers(name: str) -> Peers:
     handle = serve.get_deployment_handle(_INGRESS)
     here = handle.options(stream=True, method_name="here").remote
 
-    # Each call has a context of its own: Serve identifies one by the request there.
+    # Each call has a new context: Serve identifies it by the request there.
 
     async def names() -> list[str]:
         if not replicas_of(_INGRESS):  # nothing was asked of any yet

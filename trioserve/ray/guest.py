@@ -81,7 +81,7 @@ class Guest:
     async def ask_host(self, make: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Run a coroutine of asyncio, from a task of Trio. When that is cancelled, so is this.
 
-        It has a context of its own. Serve identifies a call by the request in its context, so one
+        Its context is new. Serve identifies a call by the request in its context, so one
         of two calls to the same deployment would never get a replica.
         """
         done = trio.Event()

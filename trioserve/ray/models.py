@@ -15,7 +15,7 @@ from trioserve.config import Config
 from trioserve.config.flags import BY_VARIABLE
 from trioserve.config.parse import Options, argv_of, parse
 from trioserve.errors import ConfigError
-from trioserve.models.catalog.presets import option
+from trioserve.models.catalog.presets import OF_TOOLS, option
 
 #: A configuration, the arguments of a command line, or a mapping of flags (without dashes) to
 #: values, as in a presets file.
@@ -31,8 +31,8 @@ _UNUSED = frozenset(
     }
 )  # fmt: skip
 
-#: Fields that clients see, whatever the model: they are the same for all.
-_SHARED = frozenset(
+#: Fields that clients see, whatever the model, and those of tools: they are the same for all.
+_SHARED = OF_TOOLS | frozenset(
     {
         "api_keys", "keys_file", "api_key_weights", "api_key_priority", "allowed_hosts",
         "cors_origins", "cors_methods", "cors_headers", "cors_credentials", "max_body_size",

@@ -198,14 +198,7 @@ class Replicas:
         )
         found = None
         with trio.move_on_after(self._patience if patience is None else patience):
-            while found is None:
-                try:
-                    found = await self._granted(target, hint)
-                except ModelProcessError as error:
-                    if isinstance(error.__cause__, target.absent):
-                        raise none from error.__cause__
-                    _log.warning("a replica is lost", model=target.name, why=repr(error.__cause__))
-                    await trio.sleep(_PAUSE)
+            found = await self._until_granted(target, hint)
         if found is None:
             raise none
         response, line = found
@@ -213,6 +206,19 @@ class Replicas:
             yield line
         finally:
             response.cancel()
+
+    async def _until_granted(
+        self, target: ModelTarget, hint: RoutingHint
+    ) -> tuple[Response, Connection] | None:
+        """Take a lease, of another replica if one is lost. None: there will be none."""
+        while True:
+            try:
+                return await self._granted(target, hint)
+            except ModelProcessError as error:
+                _log.warning("a replica is lost", model=target.name, why=repr(error.__cause__))
+                if isinstance(error.__cause__, target.absent):
+                    return None
+            await trio.sleep(_PAUSE)
 
     async def _granted(self, target: ModelTarget, hint: RoutingHint) -> tuple[Response, Connection]:
         """Take a lease. Raises ModelProcessError: the replica is lost; its cause says how."""

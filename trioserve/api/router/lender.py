@@ -15,7 +15,7 @@ from trioserve.tools.registry import ToolRegistry
 
 
 class Lender(AppState):
-    """Answers with models in other processes, and with tools of its own for all of them."""
+    """Answers with models in other processes, and with one set of tools for all of them."""
 
     def __init__(self, config: Config, observers: Sequence[Observer]) -> None:
         super().__init__(config)
