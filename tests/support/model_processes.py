@@ -27,6 +27,7 @@ from trioserve.model_process.server import ChildServer
 from trioserve.model_process.serving import ModelProcess
 from trioserve.router.child import HealthCheck, ModelChild
 from trioserve.server.limits.memory import MemoryBudget
+from trioserve.server.model import LoadedModel
 from trioserve.server.server import Server
 from trioserve.server.usage import Usage
 from trioserve.testing import ScriptedBackend, scripted
@@ -169,9 +170,9 @@ class ChildInName(ModelChild):
 
     settings: Config
 
-    def _introduce(self, introduced: Introduced) -> None:
+    def _learn(self, introduced: Introduced) -> LoadedModel:
         self.config = self.settings
-        self.line.known.model = introduced.learn(self.settings)
+        return introduced.learn(self.settings)
 
 
 async def child_of(
@@ -199,6 +200,7 @@ async def child_of(
     child.settings = config
     nursery.start_soon(child.run, launcher, [], told)
     await ready.wait()
+    assert child.config in (None, config)
     return child, process
 
 
