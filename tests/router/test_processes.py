@@ -228,7 +228,7 @@ async def test_a_process_that_is_killed_at_any_moment() -> None:
     async with fleet_of(one) as fleet:
         for _ in range(6):
             async with fleet.use(one) as child:
-                ended = []
+                ended: list[str] = []
 
                 async def ask(child: ModelChild = child, ended: list[str] = ended) -> None:
                     try:

@@ -144,7 +144,7 @@ class ModelChild(Instance):
         Args:
             launcher: starts it.
             argv: its arguments.
-            told: called with its reports, and with None as soon as it has ended.
+            told: called with its reports, and with None as soon as it says no more or has ended.
 
         Raises:
             ModelLoadError: it cannot be started.
@@ -235,7 +235,9 @@ class ModelChild(Instance):
 
     # -- what it says
 
-    async def _converse(self, connection: socket.socket, told: Callable[[Report], None]) -> None:
+    async def _converse(
+        self, connection: socket.socket, told: Callable[[Report | None], None]
+    ) -> None:
         def take(report: Report) -> None:
             self._spoke.set()
             match report:
@@ -249,6 +251,8 @@ class ModelChild(Instance):
             await converse(self.line, connection, self._learn, take)
         except (FrameError, TrioServeError) as error:
             self.kill(f"Its socket is broken: {error}.")
+        finally:
+            told(None)
 
     def _learn(self, introduced: Introduced) -> LoadedModel:
         """Learn what the model is. It is slow."""
