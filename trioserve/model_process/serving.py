@@ -78,7 +78,7 @@ class _Forwarded:
 
     @property
     def can_be_taken(self) -> bool:
-        """Whether what there is of it is to be sent."""
+        """Whether it is noted that it has output to send."""
         return self.is_full and not (self.is_paused or self.ended.is_set())
 
 
@@ -184,7 +184,7 @@ class Outbox:
                 self._await(each)
 
     def _note_sent(self, is_all: bool) -> None:
-        """Note whether the socket has taken all, for which `run` waits otherwise."""
+        """Note whether the socket has taken all; `run` waits for that otherwise."""
         self._is_behind = not is_all
         if self._is_behind:
             self._bell.ring()
