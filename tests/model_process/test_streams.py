@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from tests.support.http_server import slots_in_use
 from tests.support.model_processes import InName, one_model
 from tests.support.scripts import ENDLESS, answering
 from tests.support.waiting import patiently, until
-from trioserve.children.frames import receive
+from trioserve.children.frames import FrameStream
 from trioserve.children.parent import ParentSocket
 from trioserve.errors import StalledReaderError
 from trioserve.testing import ScriptedBackend
@@ -130,12 +129,13 @@ async def test_a_full_socket_pauses_tasks_which_then_go_on(
 ) -> None:
     is_held, may_read = False, trio.Event()
 
-    async def receive_later(connection: socket.socket) -> bytes:
-        if is_held:
-            await may_read.wait()
-        return await receive(connection)
+    class ReadLater(FrameStream):
+        async def receive(self) -> bytes | None:
+            if is_held:
+                await may_read.wait()
+            return await super().receive()
 
-    monkeypatch.setattr("trioserve.model_process.connection.receive", receive_later)
+    monkeypatch.setattr("trioserve.model_process.connection.FrameStream", ReadLater)
     async with one_model(long_answers(n_slots=4)) as one, trio.open_nursery() as nursery:
         texts: list[str] = []
 

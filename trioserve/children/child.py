@@ -254,11 +254,12 @@ class Child:
         with self._lock:
             if self.socket.fileno() < 0:
                 return
-            for each in (self.socket, self.log):
-                if each is not None:
-                    if trio.lowlevel.in_trio_run():
-                        trio.lowlevel.notify_closing(each)
-                    each.close()
+            ends: list[socket.socket | IO[bytes]] = [self.socket, *filter(None, [self.log])]
+            if trio.lowlevel.in_trio_run():
+                for each in ends:
+                    trio.lowlevel.notify_closing(each)
+            for each in ends:
+                each.close()
 
     def _reap(self) -> int:
         """Learn how the process has ended, or will, as it was killed: its number is free then."""

@@ -125,6 +125,8 @@ class FrameStream:
 
         If it is cancelled, no other frame can be sent.
         """
+        if len(payload) <= _CHUNK:
+            return await send(self._connection, framed(payload))
         return await send(self._connection, head(payload)) and await send(self._connection, payload)
 
     async def receive(self) -> bytes | None:

@@ -190,6 +190,8 @@ async def started(
 
         def told(report: Report | None) -> None:
             match report:
+                case None if not child.ended.is_set():
+                    return  # soon it has
                 case Ready() | Failed() | None:
                     decided.set()
                 case Downloading(share) | Loading(share) if not decided.is_set():

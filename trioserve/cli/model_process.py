@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from trioserve.children import reports
-from trioserve.children.frames import receive
+from trioserve.children.frames import FrameStream
 from trioserve.children.parent import ParentSocket
 from trioserve.cli.memory import keep_collecting, uncollected
 from trioserve.cli.progress import Reporter, fetch
@@ -113,16 +113,15 @@ def process_of(
     server: Server, parent: ParentSocket, outboxes: list[Outbox] | None = None
 ) -> ModelProcess:
     """Make what answers the app at the other end of a socket, beside those of other outboxes."""
-    from trioserve.model_process.serving import ModelProcess, Outbox
+    from trioserve.model_process.serving import MAX_ORDER, ModelProcess, Outbox
 
     async def wait_sent() -> None:
         while not parent.flush():
             await trio.lowlevel.wait_writable(parent.connection)
 
     outbox = Outbox(parent, wait_sent)
-    return ModelProcess(
-        server, partial(receive, parent.connection), outbox, [] if outboxes is None else outboxes
-    )
+    orders = FrameStream(parent.connection, MAX_ORDER)
+    return ModelProcess(server, orders.receive, outbox, [] if outboxes is None else outboxes)
 
 
 async def answer(

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 import attrs
 import trio
 
-from trioserve.children.frames import FrameError, FrameReader, framed, receive, send
+from trioserve.children.frames import FrameError, FrameStream
 from trioserve.children.reports import Ready, Report, Sleeping
 from trioserve.concurrency import Feed, alongside
 from trioserve.errors import ModelProcessError, TrioServeError
@@ -365,23 +365,16 @@ async def converse(
             line.known.sleeping = isinstance(said, Sleeping)
         told(said)
 
-    frames = FrameReader()
+    frames = FrameStream(connection)
     with closing(line):
-        async with alongside(partial(_send, line, connection)):
-            while data := await receive(connection):
-                await _each(frames.feed(data), take)
+        async with alongside(partial(_send, line, frames)):
+            while (payload := await frames.receive()) is not None:
+                await take(read_said(payload))
 
 
-async def _each(
-    payloads: list[bytes], take: Callable[[Report | list[Said]], Awaitable[None]]
-) -> None:
-    for payload in payloads:
-        await take(read_said(payload))
-
-
-async def _send(line: Connection, connection: socket.socket) -> None:
+async def _send(line: Connection, frames: FrameStream) -> None:
     async for payload in line.outgoing:
-        if not await send(connection, framed(payload)):
+        if not await frames.send(payload):
             return
 
 

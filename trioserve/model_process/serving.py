@@ -9,7 +9,7 @@ import attrs
 import msgspec
 import trio
 
-from trioserve.children.frames import MAX_FRAME, FrameReader
+from trioserve.children.frames import MAX_FRAME
 from trioserve.children.parent import ParentSocket
 from trioserve.children.reports import Report
 from trioserve.concurrency import Bell, alongside
@@ -244,7 +244,7 @@ class ModelProcess:
     """Serves the app at the other end of a socket."""
 
     server: Server
-    _receive: Callable[[], Awaitable[bytes]]  # from the app; none: it has gone
+    _receive: Callable[[], Awaitable[bytes | None]]  # the next order; None: the app has gone
     outbox: Outbox
     #: Of all apps that are answered with this server.
     outboxes: list[Outbox] = attrs.field(factory=list)
@@ -275,16 +275,11 @@ class ModelProcess:
 
     async def run(self) -> None:
         """Serve until the app has gone, or everything is drained."""
-        frames = FrameReader(MAX_ORDER)
         with self._scope:
             async with alongside(self.outbox.run) as nursery:
-                while data := await self._receive():
-                    await self._read(frames.feed(data), nursery)
-
-    async def _read(self, payloads: Iterable[bytes], nursery: trio.Nursery) -> None:
-        for payload in payloads:
-            message = await offload(partial(read_order, payload), len(payload), _LONG)
-            self._do(message, nursery)
+                while (payload := await self._receive()) is not None:
+                    message = await offload(partial(read_order, payload), len(payload), _LONG)
+                    self._do(message, nursery)
 
     async def drain(self, timeout: float) -> None:
         """Let what runs finish, within a time in seconds, and end."""
