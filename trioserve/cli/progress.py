@@ -51,7 +51,7 @@ class Reporter:
 
     @property
     def is_watched(self) -> bool:
-        """Whether a program of ours has started this process, and watches it."""
+        """Whether a router has started this process, or a command, and watches it."""
         return self.parent is not None
 
     def tell(self, report: Report) -> None:

@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -139,22 +139,22 @@ class ServerProcess:
         with self._frames, suppress(ConnectionResetError):
             while data := await _receive(self._frames, 2**16):
                 try:
-                    for payload in frames.feed(data):
-                        self._take(decode(payload))
+                    self._take(map(decode, frames.feed(data)))
                 except FrameError as error:
                     self._message = f"Its socket is broken: {error}."
                     self.kill()
                     return
 
-    def _take(self, report: Report) -> None:
-        match report:
-            case Failed(message):
-                self._message = message
-            case Ready(dict(info)):
-                self.info = info
-            case Usage():
-                return  # which comes as long as there are requests
-        self._told.put_nowait(report)
+    def _take(self, reports: Iterable[Report]) -> None:
+        for report in reports:
+            match report:
+                case Failed(message):
+                    self._message = message
+                case Ready(dict(info)):
+                    self.info = info
+                case Usage():
+                    continue  # which comes as long as there are requests
+            self._told.put_nowait(report)
 
     async def _wait(self) -> None:
         assert self._process is not None

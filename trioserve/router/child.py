@@ -9,7 +9,7 @@ import re
 import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -230,19 +230,19 @@ class Child(Instance):
             async for data in stream:
                 self._spoke.set()
                 try:
-                    for payload in frames.feed(data):
-                        self._take(decode(payload), told)
+                    self._take(map(decode, frames.feed(data)), told)
                 except FrameError as error:
                     self.kill(f"Its socket is broken: {error}.")
                     return
 
-    def _take(self, report: Report, told: Callable[[Report], None]) -> None:
-        match report:
-            case Failed(message):
-                self.message = message
-            case Ready(dict(info)):
-                self.info = info
-        told(report)
+    def _take(self, reports: Iterable[Report], told: Callable[[Report], None]) -> None:
+        for report in reports:
+            match report:
+                case Failed(message):
+                    self.message = message
+                case Ready(dict(info)):
+                    self.info = info
+            told(report)
 
     async def _read_log(self, stream: trio.abc.ReceiveStream) -> None:
         lines = Lines(_MAX_LINE, cut=True)
