@@ -35,7 +35,13 @@ _VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT"
 
 
 class ChildError(Exception):
-    """The process has ended, or sent what is no frame."""
+    """The process has ended, or sent what it must not.
+
+    Attributes:
+        code: how it has ended, as `Child.code`, if that is known; else 0.
+    """
+
+    code = 0
 
 
 class Child:

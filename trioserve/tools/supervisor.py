@@ -378,7 +378,7 @@ def _tell(parent: inside.Parent, words: str) -> None:
         return
 
 
-# -- what there is
+# -- measurements
 
 
 def _descendants() -> Iterator[int]:

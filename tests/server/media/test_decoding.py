@@ -17,11 +17,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.media_files import image_file
 from tests.support.waiting import patiently, until
+from trioserve.children.child import ChildError
 from trioserve.errors import InvalidMediaError, ServerClosingError, UnavailableError
 from trioserve.fair_limiter import working_for
 from trioserve.media import process
 from trioserve.media.orders import MediaLimits, Order
-from trioserve.media.process import Decoder, DecoderError
+from trioserve.media.process import Decoder
 from trioserve.server.media.loader import Decoders
 from trioserve.types import DecodedImage
 
@@ -225,11 +226,12 @@ async def test_a_process_may_do_nothing_else(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_decoder_that_was_ended_decodes_nothing() -> None:
-    ended = Decoder(MediaLimits())
-    ended.kill()
-    with pytest.raises(DecoderError, match="before it began"):
-        ended.decode(SMALL, IMAGE)
-    assert not ended.is_usable
+    with Decoder(MediaLimits()) as ended:
+        ended.kill()
+        with pytest.raises(ChildError, match="the process has ended") as caught:
+            ended.decode(SMALL, IMAGE)
+    assert caught.value.code == -signal.SIGKILL
+    assert not ended.is_alive
 
 
 async def test_a_process_that_has_grown_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
