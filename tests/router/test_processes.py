@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -14,9 +16,10 @@ import httpx
 import pytest
 import trio
 
-from tests.support import tiny
+from tests.support.media_files import image_file
+from tests.support.processes import all_processes, is_alive, parent_of
 from tests.support.scripted_children import ScriptedCatalog
-from tests.support.waiting import patiently
+from tests.support.waiting import patiently, until
 from trioserve.children.launch import Forks, open_launcher
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
@@ -31,8 +34,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks are of Linux only"),
 ]
 
-SERVERS = (sys.executable, "-m", "tests.support.server_zygote")
-
 
 def entry(name: str, path: Path = BUNDLED, *flags: str) -> ModelEntry:
     args = ("--model", str(path), "--alias", name, "-t", "1", "-np", "2", *flags)
@@ -43,8 +44,7 @@ def entry(name: str, path: Path = BUNDLED, *flags: str) -> ModelEntry:
 async def fleet_of(*entries: ModelEntry, max_models: int = 4) -> AsyncIterator[Fleet]:
     catalog = ScriptedCatalog(*entries)
     with patiently():
-        zygote = tiny.zygote_of(SERVERS)
-        async with Fleet(catalog, max_models=max_models, zygote=zygote) as fleet:  # type: ignore[arg-type]
+        async with Fleet(catalog, max_models=max_models) as fleet:  # type: ignore[arg-type]
             yield fleet
 
 
@@ -78,6 +78,23 @@ async def test_it_serves_and_gives_everything_back() -> None:
         assert child.exit_code == 0
         assert fleet.state("one").value is Status.UNLOADED
         assert not child.socket_path.exists(), "it drained, and cleaned up"
+
+
+async def test_what_a_process_has_started_ends_when_it_is_killed() -> None:
+    one = entry("one", BUNDLED, "--mmproj", str(BUNDLED.with_name("bundled-mmproj.gguf")))
+    image = f"data:image/png;base64,{base64.b64encode(image_file()).decode()}"
+    picture = [{"type": "image_url", "image_url": {"url": image}}]
+    body = {"messages": [{"role": "user", "content": picture}], "max_tokens": 1}
+    async with fleet_of(one) as fleet, fleet.use(one) as child:
+        async with client_of(child) as client:
+            assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+        assert child.pid is not None
+        decoders = [pid for pid in all_processes() if parent_of(pid) == child.pid]
+        assert decoders and all(os.getsid(one) == one for one in decoders), "in their own sessions"
+        os.kill(child.pid, signal.SIGKILL)
+        await child.ended.wait()
+        assert child.exit_code == -signal.SIGKILL
+        await until(lambda: not any(map(is_alive, decoders)))
 
 
 async def test_a_file_that_is_broken_gone_or_back_again(tmp_path: Path) -> None:
@@ -147,8 +164,7 @@ async def unloaded(fleet: Fleet, entries: list[ModelEntry]) -> None:
 
 async def test_what_is_forked_has_one_thread() -> None:
     """A fork has only the thread that forks: what others have locked would stay so for ever."""
-    environ = environment_of_children(os.environ)
-    async with open_launcher(environ, tiny.zygote_of(SERVERS)) as launcher:
+    async with open_launcher(environment_of_children(os.environ)) as launcher:
         process = await launcher.launch(["--version"])
         assert isinstance(launcher, Forks)
         assert len(os.listdir(f"/proc/{launcher.pid}/task")) == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from trioserve.children.frames import FrameReader
-from trioserve.children.launch import Forks, Launched, Launcher, Spawner
+from trioserve.children.launch import Forks, Launched, Launcher, Spawner, start_zygote
 from trioserve.children.reports import Ready, decode
-from trioserve.children.zygote import Zygote
 
 #: Both ways: a Python for each process, or forks of one that waits.
 WAYS = ("spawned", "forked")
@@ -33,21 +30,10 @@ def spawner() -> Spawner:
     return Spawner(environment(), _CHILD)
 
 
-def zygote_of(command: Sequence[str] = _ZYGOTE) -> Zygote:
-    """Start a zygote as a program; the number of its socket is added."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [*command, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment()
-        )
-    process.returncode = 0  # a launcher waits for its end
-    return Zygote(process.pid, ours)
-
-
 @asynccontextmanager
 async def forks(command: Sequence[str] = _ZYGOTE) -> AsyncIterator[Forks]:
     """Forks of a tiny zygote, and without one the tiny process as it is."""
-    made = Forks(zygote_of(command), spawner())
+    made = Forks(start_zygote(environment(), command), spawner())
     try:
         yield made
     finally:

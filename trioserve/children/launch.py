@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -22,8 +23,15 @@ import attrs
 import trio
 
 import trioserve
-from trioserve.children import parent, zygote
-from trioserve.children.zygote import Zygote
+from trioserve.children import parent
+from trioserve.children.zygote import (
+    CAN_FORK,
+    FAILED,
+    PR_SET_CHILD_SUBREAPER,
+    READY,
+    Zygote,
+    prctl,
+)
 from trioserve.errors import ModelLoadError
 from trioserve.log import get_logger
 
@@ -31,6 +39,7 @@ _log = get_logger("trioserve.children")
 
 #: Starts a server. The folder that it is started in does not count as a place of packages.
 COMMAND = (sys.executable, "-P", "-m", "trioserve")
+_ZYGOTE = (sys.executable, "-P", "-m", "trioserve.cli.zygote")
 
 #: Seconds that a zygote has to begin, and that a fork may take.
 _START_TIMEOUT = 60.0
@@ -144,21 +153,41 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(paths), parent.VARIABLE: "1"}
 
 
+def start_zygote(environ: Mapping[str, str], command: Sequence[str] = _ZYGOTE) -> Zygote:
+    """Start a zygote as a program; the number of its socket is added to the command.
+
+    Raises:
+        OSError: the system does not let us.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [*command, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=environment(environ),
+            start_new_session=True,
+        )
+    process.returncode = 0  # not to be waited for: `Forks` does
+    return Zygote(process.pid, ours)
+
+
 @asynccontextmanager
 async def open_launcher(
-    environ: Mapping[str, str], forked: Zygote | None = None
+    environ: Mapping[str, str], zygote: Zygote | None = None
 ) -> AsyncIterator[Launcher]:
-    """Start processes with an environment, as long as a block lasts.
+    """Give the best way to start processes with an environment, as long as a block lasts.
 
     Args:
         environ: the environment.
-        forked: a zygote with this environment, which makes that quicker; it ends with the block.
+        zygote: was forked from this process, with this environment; it ends with the block. None:
+            one is started, where the system has forks that are safe.
     """
     spawner = Spawner(environ)
-    if forked is None:
+    if not CAN_FORK:
         yield spawner
         return
-    forks = Forks(forked, spawner)
+    forks = Forks(zygote or start_zygote(environ), spawner)
     try:
         yield forks
     finally:
@@ -169,13 +198,13 @@ class Forks:
     """Starts processes as forks of a zygote, and in another way once that has died.
 
     Args:
-        forked: the zygote.
+        zygote: a child of this process.
         spawner: starts processes in the other way.
     """
 
-    def __init__(self, forked: Zygote, spawner: Launcher) -> None:
-        self._zygote: _Fork | None = _Fork(forked.pid)
-        self._orders = trio.socket.from_stdlib_socket(forked.orders)
+    def __init__(self, zygote: Zygote, spawner: Launcher) -> None:
+        self._zygote: _Fork | None = _Fork(zygote.pid)
+        self._orders = trio.socket.from_stdlib_socket(zygote.orders)
         self._spawner = spawner
         self._has_begun = False
         self._one_at_a_time = trio.Lock()
@@ -206,7 +235,7 @@ class Forks:
             return None
         if not self._has_begun:
             with contextlib.suppress(OSError), trio.move_on_after(_START_TIMEOUT):
-                self._has_begun = await self._orders.recv(len(zygote.READY)) == zygote.READY
+                self._has_begun = await self._orders.recv(len(READY)) == READY
         with _open_ends() as ends:
             if self._has_begun and (pid := await self._order(argv, ends)) is not None:
                 return ends.launched(_Fork(pid))
@@ -233,7 +262,7 @@ class Forks:
         ):
             await self._orders.sendmsg([json.dumps(list(argv)).encode()], ancillary)
             answer = await self._orders.recv(32)
-        if answer == zygote.FAILED:
+        if answer == FAILED:
             raise ModelLoadError("The process of the model cannot be started: too many processes.")
         return int(answer) if answer else None
 
@@ -245,11 +274,11 @@ def _adopting_orphans() -> Iterator[None]:
     A block is short: nothing here reaps what the process of a model leaves behind when it dies.
     The system's first process, or that of a container, adopts and reaps it.
     """
-    zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
-        zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 class _Fork:
