@@ -631,6 +631,16 @@ async def test_a_socket_that_gives_garbage_ends_the_process(data: bytes) -> None
         assert launcher.started[0].signals == [signal.SIGKILL]
 
 
+async def test_half_a_frame_is_no_report_of_a_process_that_was_killed() -> None:
+    launcher = ScriptedLauncher(ready=False)
+    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
+        waiting = await requests.begin("a")
+        launcher.last("a").frames.put_data(framed(msgspec.msgpack.encode(Ready({})))[:-1])
+        launcher.last("a").end(-9)
+        await wait_all_tasks_blocked()
+        assert waiting.error is not None and "ended by SIGKILL" in waiting.error.message
+
+
 async def test_what_1500_keys_used_in_a_second_is_told_in_frames_that_are_read() -> None:
     usage, ours, (theirs, end) = Usage(), Usage(), socket.socketpair()
     for i in range(1500):

@@ -16,6 +16,7 @@ import sys
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -83,29 +84,13 @@ class Launcher(Protocol):
         """
 
 
-@attrs.frozen
-class _Ends:
-    """Our ends of a process's socket and pipe, and its own as descriptors."""
-
-    frames: trio.SocketStream
-    log: trio.lowlevel.FdStream
-    frames_end: int
-    log_end: int
-    close: Callable[[], None]
-
-    def launched(self, process: trio.Process | _Fork) -> Launched:
-        """Make what the owner of a process gets, which closes our ends."""
-        return Launched(
-            process.pid, self.frames, self.log, process.wait, process.send_signal, self.close
-        )
-
-
-@contextmanager
-def _open_ends() -> Iterator[_Ends]:
-    """The ends for a process that is started in the block. If that fails, they are closed.
+async def _launched(
+    start: Callable[[int, int], Awaitable[trio.Process | _Fork | None]],
+) -> Launched | None:
+    """Make a socket and a pipe, and start a process with their other ends; None if that gives none.
 
     Raises:
-        ModelLoadError: the block, or making them, has raised an OSError.
+        ModelLoadError: the system does not let us.
     """
     try:
         with ExitStack() as ours, ExitStack() as theirs:  # the process has its own copies
@@ -117,9 +102,11 @@ def _open_ends() -> Iterator[_Ends]:
             theirs.callback(os.close, log_end)
             log = trio.lowlevel.FdStream(descriptor)
             ours.callback(log.close)
-            kept = ExitStack()
-            yield _Ends(frames, log, frames_end, log_end, kept.close)
-            kept.push(ours.pop_all())
+            process = await start(frames_end, log_end)
+            if process is None:
+                return None
+            wait, send_signal, close = process.wait, process.send_signal, ours.pop_all().close
+            return Launched(process.pid, frames, log, wait, send_signal, close)
     except OSError as error:
         reason = error.strerror or error
         raise ModelLoadError(f"The process of the model cannot be started: {reason}.") from None
@@ -134,16 +121,20 @@ class Spawner:
 
     async def launch(self, argv: Sequence[str]) -> Launched:
         """See `Launcher.launch`."""
-        with _open_ends() as ends:
-            process = await trio.lowlevel.open_process(
+
+        async def start(frames: int, log: int) -> trio.Process:
+            return await trio.lowlevel.open_process(
                 [*self._command, *argv],
-                stdin=ends.frames_end,
-                stdout=ends.log_end,
-                stderr=ends.log_end,
+                stdin=frames,
+                stdout=log,
+                stderr=log,
                 env=environment(self._environ),
                 start_new_session=True,
             )
-            return ends.launched(process)
+
+        launched = await _launched(start)
+        assert launched is not None
+        return launched
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -236,23 +227,23 @@ class Forks:
         if not self._has_begun:
             with contextlib.suppress(OSError), trio.move_on_after(_START_TIMEOUT):
                 self._has_begun = await self._orders.recv(len(READY)) == READY
-        with _open_ends() as ends:
-            if self._has_begun and (pid := await self._order(argv, ends)) is not None:
-                return ends.launched(_Fork(pid))
-        ends.close()
-        _log.warning("the process that others are forked from has ended, or hangs")
-        await self.end()
-        return None
+        forked = None
+        if self._has_begun:
+            forked = await _launched(partial(self._order, argv))
+        if forked is None:
+            _log.warning("the process that others are forked from has ended, or hangs")
+            await self.end()
+        return forked
 
-    async def _order(self, argv: Sequence[str], ends: _Ends) -> int | None:
-        """Order a fork; returns its number, or None if the zygote has died.
+    async def _order(self, argv: Sequence[str], frames: int, log: int) -> _Fork | None:
+        """Order a fork; None if the zygote has died.
 
         Cannot be cancelled, because the answer would then be taken for that of the next order.
 
         Raises:
             ModelLoadError: the system does not allow another process.
         """
-        descriptors = array("i", [ends.frames_end, ends.log_end])
+        descriptors = array("i", [frames, log])
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
         answer = b""
         with (
@@ -264,7 +255,7 @@ class Forks:
             answer = await self._orders.recv(32)
         if answer == FAILED:
             raise ModelLoadError("The process of the model cannot be started: too many processes.")
-        return int(answer) if answer else None
+        return _Fork(int(answer)) if answer else None
 
 
 @contextmanager
