@@ -184,6 +184,14 @@ async def test_without_a_zygote_processes_are_started_all_the_same(
         assert isinstance(launcher, Spawner)
 
 
+async def test_a_system_that_starts_no_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_before = n_descriptors()
+    monkeypatch.setattr("trioserve.children.launch._ZYGOTE", ("/no/such/program",))
+    async with open_launcher({}) as launcher:
+        assert isinstance(launcher, Spawner)
+    assert n_descriptors() == n_before
+
+
 async def test_a_system_that_allows_no_more_processes() -> None:
     script = (
         "import socket, sys\n"

@@ -144,23 +144,26 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(paths), parent.VARIABLE: "1"}
 
 
-def start_zygote(environ: Mapping[str, str], command: Sequence[str] = _ZYGOTE) -> Zygote:
+def start_zygote(environ: Mapping[str, str], command: Sequence[str] = ()) -> Zygote:
     """Start a zygote as a program; the number of its socket is added to the command.
 
     Raises:
         OSError: the system does not let us.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [*command, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env=environment(environ),
-            start_new_session=True,
-        )
-    process.returncode = 0  # not to be waited for: `Forks` does
-    return Zygote(process.pid, ours)
+    with ExitStack() as ours:
+        orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.enter_context(orders)
+        with theirs:
+            process = subprocess.Popen(
+                [*(command or _ZYGOTE), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment(environ),
+                start_new_session=True,
+            )
+        process.returncode = 0  # not to be waited for: `Forks` does
+        ours.pop_all()
+    return Zygote(process.pid, orders)
 
 
 @asynccontextmanager
@@ -175,10 +178,15 @@ async def open_launcher(
             one is started, where the system has forks that are safe.
     """
     spawner = Spawner(environ)
-    if not CAN_FORK:
+    if zygote is None and CAN_FORK:
+        try:
+            zygote = start_zygote(environ)
+        except OSError as error:
+            _log.warning("what others are forked from cannot be started", reason=error.strerror)
+    if zygote is None:
         yield spawner
         return
-    forks = Forks(zygote or start_zygote(environ), spawner)
+    forks = Forks(zygote, spawner)
     try:
         yield forks
     finally:
