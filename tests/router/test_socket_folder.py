@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -53,11 +54,13 @@ def test_what_a_killed_router_left_is_removed(temporary: Path) -> None:
     with holder:
         assert holder.stdout is not None
         left = Path(holder.stdout.readline().strip())
+        os.utime(left, (0, 0))
         with socket_folder() as path:
             assert left.exists(), "its router runs"
         holder.kill()
     assert left.exists()
     made_just_now = temporary / "trioserve-router-new"
     made_just_now.mkdir()
+    (made_just_now / "lock").touch()
     with socket_folder() as path:
         assert set(temporary.iterdir()) == {path, made_just_now}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,9 @@ from filelock import FileLock, Timeout
 
 _PREFIX = "trioserve-router-"
 _LOCK = "lock"
+
+#: Seconds after which a folder is not in the making any more, but has its lock.
+_MAKING = 60.0
 
 #: The longest path of a folder that sockets fit into; the system has a limit of about 100 bytes.
 _MAX_LENGTH = 80
@@ -40,8 +44,8 @@ def _sweep(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
         lock = folder / _LOCK
         try:
-            # One without a lock may be in the making.
-            if folder.lstat().st_uid != os.getuid() or not lock.is_file():
+            about = folder.lstat()
+            if about.st_uid != os.getuid() or time.time() - about.st_mtime < _MAKING:
                 continue
             with FileLock(lock, blocking=False):
                 shutil.rmtree(folder)
