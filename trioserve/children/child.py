@@ -136,7 +136,10 @@ class Child:
             raise ChildError("the process has ended") from error
 
     def kill(self) -> None:
-        """Kill the process and all of its group. What waits for it raises."""
+        """Kill the process and all of its group. What waits for it raises.
+
+        What it has started is in its group, unless that has left it.
+        """
         with self._lock:
             if self._is_killed:
                 return

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from struct import Struct
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import trio
 
 #: Bytes of the payload of a frame, unless its reader allows another number.
 MAX_FRAME = 2**26
@@ -72,11 +75,6 @@ class FrameReader:
         return payloads
 
 
-class _Stream(Protocol):
-    async def send_all(self, data: bytes) -> None: ...
-    async def receive_some(self, max_bytes: int) -> bytes | bytearray: ...
-
-
 class FrameStream:
     """Frames on a stream of Trio. One task may send, and another receive.
 
@@ -85,7 +83,7 @@ class FrameStream:
         max_bytes: of a payload that is received.
     """
 
-    def __init__(self, stream: _Stream, max_bytes: int = MAX_FRAME) -> None:
+    def __init__(self, stream: trio.abc.Stream, max_bytes: int = MAX_FRAME) -> None:
         self._stream = stream
         self._reader = FrameReader(max_bytes)
         self._payloads = deque[bytes]()
