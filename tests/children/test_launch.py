@@ -20,7 +20,7 @@ import pytest
 import trio
 
 from tests.support import tiny
-from tests.support.processes import all_processes, parent_of
+from tests.support.processes import all_processes, is_alive, parent_of
 from tests.support.waiting import patiently, until
 from trioserve.children.child import Child
 from trioserve.children.launch import Launcher, Spawner, open_launcher
@@ -46,14 +46,7 @@ async def started(launcher: Launcher, *argv: str) -> AsyncIterator[tuple[Child, 
 
 async def until_gone(pid: int) -> None:
     """Wait until another process is no more, or a zombie."""
-    await until(lambda: not is_running(pid))
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    await until(lambda: not is_alive(pid))
 
 
 def n_descriptors() -> int:
@@ -140,7 +133,7 @@ async def test_what_is_cancelled_leaves_no_process(way: str) -> None:
                 pid = process.pid
                 scope.cancel()
                 await trio.sleep_forever()
-        assert not is_running(pid)
+        assert not is_alive(pid)
         assert n_descriptors() == n_before
 
 
@@ -161,9 +154,9 @@ async def test_no_process_outlives_a_router_that_is_killed(way: str) -> None:
         await until_gone(waits)
         if way == "forked":
             await until_gone(hangs)
-        assert is_running(hangs) == (way == "spawned"), "only Linux can end one that hangs"
+        assert is_alive(hangs) == (way == "spawned"), "only Linux can end one that hangs"
     finally:
-        if is_running(hangs):
+        if is_alive(hangs):
             os.kill(hangs, signal.SIGKILL)
 
 
@@ -176,7 +169,7 @@ async def test_processes_outlive_the_zygote_and_others_are_started_without_it() 
             async with started(launcher, "spawned") as (_, info):
                 assert info["argv"] == ["spawned"]
         assert launcher.pid is None and not Path(f"/proc/{zygote}").exists(), "it was reaped"
-        assert is_running(old.pid)
+        assert is_alive(old.pid)
         os.kill(old.pid, signal.SIGSEGV)
         assert await old.ended() == -signal.SIGSEGV, "how it has ended is known"
 
@@ -206,13 +199,24 @@ async def test_a_zygote_that_does_not_answer_is_killed(monkeypatch: pytest.Monke
         await until_gone(zygote)
 
 
-async def test_without_a_zygote_processes_are_started_all_the_same() -> None:
+async def test_without_a_zygote_processes_are_started_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     nothing = (sys.executable, "-c", "pass")
     async with tiny.forks(nothing) as forks, started(forks, "spawned") as (_, info):
         assert info["argv"] == ["spawned"]
         assert forks.pid is None
+    monkeypatch.setattr("trioserve.children.launch.CAN_FORK", False)
     async with open_launcher({}) as launcher:
         assert isinstance(launcher, Spawner)
+
+
+async def test_a_system_that_starts_no_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_before = n_descriptors()
+    monkeypatch.setattr("trioserve.children.launch._ZYGOTE", ("/no/such/program",))
+    async with open_launcher({}) as launcher:
+        assert isinstance(launcher, Spawner)
+    assert n_descriptors() == n_before
 
 
 async def test_a_system_that_allows_no_more_processes() -> None:

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from tests.support import media_models
 from tests.support.damaged_files import deadly_adapter, deadly_model, deadly_projector
 from tests.support.file_trials import run
 from tests.support.lora_files import make_lora
+from tests.support.waiting import PATIENCE
 from trioserve import Config, Server, llama
+from trioserve.children.child import Child
 from trioserve.errors import ModelLoadError
 from trioserve.llama import trial_process
 from trioserve.models import BUNDLED, tried
@@ -132,6 +135,20 @@ def test_a_process_that_says_nothing_is_ended(
     monkeypatch.setattr(trial_process, "_PATIENCE", 0.2)
     with pytest.raises(ModelLoadError, match="or because it took too long"):
         trial_process.run(config())
+
+
+class Endless:
+    """An order that takes long to read."""
+
+    def __reduce__(self) -> object:
+        return time.sleep, (1000,)
+
+
+def test_it_ends_with_its_server_while_it_works() -> None:
+    command = [sys.executable, "-m", "trioserve.llama.trial_process"]
+    with Child.spawn(command) as child:
+        child.send(pickle.dumps(Endless()))
+        assert child.end(patience=PATIENCE) == 1
 
 
 async def test_a_server_that_wakes_to_a_bad_file_lives_on(tmp_path: Path) -> None:

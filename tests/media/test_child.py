@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from tests.support.media_files import image_file, wav_file
+from trioserve.children.child import ChildError
 from trioserve.errors import InvalidMediaError
 from trioserve.media import child
 from trioserve.media.orders import Answer, Data, End, MediaLimits, Order, Picture, Refused, Text
-from trioserve.media.process import AnswerError, AnswerReader
+from trioserve.media.process import AnswerReader
 from trioserve.types import DecodedAudio, DecodedImage
 
 LIMITS = MediaLimits(max_pixels=1000, max_bytes=2**20, max_seconds=2, max_frames=2)
@@ -127,7 +128,7 @@ DOT = Picture(0.0, 1, 1)
 )
 def test_an_answer_that_cannot_be_is_not_believed(kind: str, answers: list[Answer]) -> None:
     order = Order(format="x", kind=kind, rate=8000, fps=4.0)  # type: ignore[arg-type]
-    with pytest.raises(AnswerError):
+    with pytest.raises(ChildError):
         read(order, map(msgspec.msgpack.encode, answers))
 
 
@@ -147,7 +148,7 @@ def test_an_answer_that_cannot_be_is_not_believed(kind: str, answers: list[Answe
     ],
 )
 def test_neither_is_what_is_no_answer(payload: bytes) -> None:
-    with pytest.raises(AnswerError):
+    with pytest.raises(ChildError):
         read(Order(format="png", kind="image"), [payload])
 
 

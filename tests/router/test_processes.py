@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 import shutil
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.support import tiny
+from tests.support.media_files import image_file
+from tests.support.processes import all_processes, is_alive, parent_of
 from tests.support.scripted_children import ScriptedCatalog
-from tests.support.waiting import patiently
+from tests.support.waiting import patiently, until
 from trioserve.children.launch import Forks, open_launcher
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError, ModelLoadError, ModelProcessError
@@ -35,8 +37,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks are of Linux only"),
 ]
 
-SERVERS = (sys.executable, "-m", "tests.support.server_zygote")
-
 
 def entry(name: str, path: Path = BUNDLED, *flags: str) -> ModelEntry:
     args = ("--model", str(path), "--alias", name, "-t", "1", "-np", "2", *flags)
@@ -47,8 +47,7 @@ def entry(name: str, path: Path = BUNDLED, *flags: str) -> ModelEntry:
 async def fleet_of(*entries: ModelEntry, max_models: int = 4) -> AsyncIterator[Fleet]:
     catalog = ScriptedCatalog(*entries)
     with patiently():
-        zygote = tiny.zygote_of(SERVERS)
-        async with Fleet(catalog, max_models=max_models, zygote=zygote) as fleet:  # type: ignore[arg-type]
+        async with Fleet(catalog, max_models=max_models) as fleet:  # type: ignore[arg-type]
             yield fleet
 
 
@@ -80,6 +79,22 @@ async def test_it_serves_and_gives_everything_back() -> None:
         await fleet.drain()
         assert child.exit_code == 0
         assert fleet.state("one").value is Status.UNLOADED
+
+
+async def test_what_a_process_has_started_ends_when_it_is_killed() -> None:
+    one = entry("one", BUNDLED, "--mmproj", str(BUNDLED.with_name("bundled-mmproj.gguf")))
+    image = f"data:image/png;base64,{base64.b64encode(image_file()).decode()}"
+    picture = [{"type": "image_url", "image_url": {"url": image}}]
+    messages = [{"role": "user", "content": picture}]
+    async with fleet_of(one) as fleet, fleet.use(one) as child:
+        await server_of(child).chat(messages, max_tokens=1)
+        assert child.pid is not None
+        decoders = [pid for pid in all_processes() if parent_of(pid) == child.pid]
+        assert decoders and all(os.getsid(one) == one for one in decoders), "in their own sessions"
+        os.kill(child.pid, signal.SIGKILL)
+        await child.ended.wait()
+        assert child.exit_code == -signal.SIGKILL
+        await until(lambda: not any(map(is_alive, decoders)))
 
 
 async def test_a_file_that_is_broken_gone_or_back_again(tmp_path: Path) -> None:
@@ -149,8 +164,7 @@ async def unloaded(fleet: Fleet, entries: list[ModelEntry]) -> None:
 
 async def test_what_is_forked_has_one_thread() -> None:
     """A fork has only the thread that forks: what others have locked would stay so for ever."""
-    environ = environment_of_children(os.environ)
-    async with open_launcher(environ, tiny.zygote_of(SERVERS)) as launcher:
+    async with open_launcher(environment_of_children(os.environ)) as launcher:
         process = await launcher.launch(["--version"])
         assert isinstance(launcher, Forks)
         assert len(os.listdir(f"/proc/{launcher.pid}/task")) == 1
@@ -192,8 +206,7 @@ async def test_a_process_that_is_stopped_is_killed_and_its_streams_have_one_erro
 
     watch = HealthCheck(interval=0.1, answer_timeout=0.5, ask=ask_when_stopped)
     with patiently():
-        zygote = tiny.zygote_of(SERVERS)
-        async with Fleet(ScriptedCatalog(one), zygote=zygote, watch=watch) as fleet:  # type: ignore[arg-type]
+        async with Fleet(ScriptedCatalog(one), watch=watch) as fleet:  # type: ignore[arg-type]
 
             async def ask(began: trio.Event) -> None:
                 async with fleet.use(one) as child:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +12,7 @@ from typing import Any
 
 from trioserve.children.child import Child
 from trioserve.children.frames import FrameStream
-from trioserve.children.launch import Forks, Launcher, Spawner
+from trioserve.children.launch import Forks, Launcher, Spawner, start_zygote
 from trioserve.children.reports import Failed, decode
 
 #: Both ways: a Python for each process, or forks of one that waits.
@@ -34,23 +32,10 @@ def spawner() -> Spawner:
     return Spawner(environment(), _CHILD)
 
 
-def zygote_of(command: Sequence[str] = _ZYGOTE) -> Child:
-    """Start a zygote as a program; the number of its socket is added."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [*command, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=environment(),
-            start_new_session=True,
-        )
-    return Child(process, ours)
-
-
 @asynccontextmanager
 async def forks(command: Sequence[str] = _ZYGOTE) -> AsyncIterator[Forks]:
     """Forks of a tiny zygote, and without one the tiny process as it is."""
-    made = Forks(zygote_of(command), spawner())
+    made = Forks(start_zygote(environment(), command), spawner())
     try:
         yield made
     finally:

@@ -43,7 +43,13 @@ _VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PYTHONHOME", "SYSTEMROOT"
 
 
 class ChildError(Exception):
-    """The process has ended, or sent what is no frame."""
+    """The process has ended, or sent what it must not.
+
+    Attributes:
+        code: how it has ended, as `Child.code`, if that is known; else 0.
+    """
+
+    code = 0
 
 
 class Fork:
@@ -193,7 +199,10 @@ class Child:
                 self._signal(os.kill, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill the process and all of its group. What waits for it raises."""
+        """Kill the process and all of its group. What waits for it raises.
+
+        What it has started is in its group, unless that has left it.
+        """
         self._kill_group()
         with self._lock, suppress(OSError):
             # A process that has left the group may still have the other end.

@@ -31,6 +31,7 @@ class Parent:
     """
 
     def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor = descriptor
         self._input: BinaryIO = os.fdopen(descriptor, "rb", closefd=False)
         if sys.platform == "win32":
             import socket
@@ -51,6 +52,19 @@ class Parent:
         """Send a frame. Raises OSError: the parent has closed the socket."""
         self._output.write(len(payload).to_bytes(_SIZE, "little") + payload)
         self._output.flush()
+
+    def end_with_it(self) -> None:
+        """Have this process exit when the socket ends, in the middle of its work, too.
+
+        The parent has nothing more to send.
+        """
+        import threading
+
+        threading.Thread(target=self._exit_at_end, daemon=True).start()
+
+    def _exit_at_end(self) -> None:
+        os.read(self._descriptor, 1)
+        os._exit(1)
 
 
 def go_first() -> None:

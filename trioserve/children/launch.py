@@ -22,8 +22,9 @@ from typing import Protocol
 import trio
 
 import trioserve
-from trioserve.children import parent, zygote
+from trioserve.children import parent
 from trioserve.children.child import Child, Fork
+from trioserve.children.zygote import CAN_FORK, FAILED, PR_SET_CHILD_SUBREAPER, READY, prctl
 from trioserve.concurrency import surely
 from trioserve.errors import ModelLoadError
 from trioserve.log import get_logger
@@ -32,6 +33,7 @@ _log = get_logger("trioserve.children")
 
 #: Starts a server. The folder that it is started in does not count as a place of packages.
 COMMAND = (sys.executable, "-P", "-m", "trioserve")
+_ZYGOTE = (sys.executable, "-P", "-m", "trioserve.cli.zygote")
 
 #: Seconds that a zygote has to begin, and that a fork may take.
 _START_TIMEOUT = 60.0
@@ -87,21 +89,48 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(paths), parent.VARIABLE: "1"}
 
 
+def start_zygote(environ: Mapping[str, str], command: Sequence[str] = ()) -> Child:
+    """Start a zygote as a program; the number of its socket is added to the command.
+
+    Raises:
+        OSError: the system does not let us.
+    """
+    with ExitStack() as ours:
+        orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.enter_context(orders)
+        with theirs:
+            process = subprocess.Popen(
+                [*(command or _ZYGOTE), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment(environ),
+                start_new_session=True,
+            )
+        ours.pop_all()
+    return Child(process, orders)
+
+
 @asynccontextmanager
 async def open_launcher(
-    environ: Mapping[str, str], forked: Child | None = None
+    environ: Mapping[str, str], zygote: Child | None = None
 ) -> AsyncIterator[Launcher]:
-    """Start processes with an environment, as long as a block lasts.
+    """Give the best way to start processes with an environment, as long as a block lasts.
 
     Args:
         environ: the environment.
-        forked: a zygote with this environment, which makes that quicker; it ends with the block.
+        zygote: was forked from this process, with this environment; it ends with the block. None:
+            one is started, where the system has forks that are safe.
     """
     spawner = Spawner(environ)
-    if forked is None:
+    if zygote is None and CAN_FORK:
+        try:
+            zygote = start_zygote(environ)
+        except OSError as error:
+            _log.warning("what others are forked from cannot be started", reason=error.strerror)
+    if zygote is None:
         yield spawner
         return
-    forks = Forks(forked, spawner)
+    forks = Forks(zygote, spawner)
     try:
         yield forks
     finally:
@@ -112,13 +141,13 @@ class Forks:
     """Starts processes as forks of a zygote, and in another way once that has died.
 
     Args:
-        forked: the zygote.
+        zygote: a child of this process.
         spawner: starts processes in the other way.
     """
 
-    def __init__(self, forked: Child, spawner: Launcher) -> None:
-        self._zygote: Child | None = forked
-        self._orders = trio.socket.from_stdlib_socket(forked.socket)
+    def __init__(self, zygote: Child, spawner: Launcher) -> None:
+        self._zygote: Child | None = zygote
+        self._orders = trio.socket.from_stdlib_socket(zygote.socket)
         self._spawner = spawner
         self._has_begun = False
         self._one_at_a_time = trio.Lock()
@@ -149,7 +178,7 @@ class Forks:
             return None
         if not self._has_begun:
             with contextlib.suppress(OSError), trio.move_on_after(_START_TIMEOUT):
-                self._has_begun = await self._orders.recv(len(zygote.READY)) == zygote.READY
+                self._has_begun = await self._orders.recv(len(READY)) == READY
         with _refusals(), ExitStack() as ours, ExitStack() as theirs:
             connection, other = socket.socketpair()
             ours.enter_context(connection)
@@ -181,7 +210,7 @@ class Forks:
         ):
             await self._orders.sendmsg([json.dumps(list(argv)).encode()], ancillary)
             answer = await self._orders.recv(32)
-        if answer == zygote.FAILED:
+        if answer == FAILED:
             raise ModelLoadError("The process of the model cannot be started: too many processes.")
         return int(answer) if answer else None
 
@@ -200,8 +229,8 @@ def _adopting_orphans() -> Iterator[None]:
     A block is short: nothing here reaps what the process of a model leaves behind when it dies.
     The system's first process, or that of a container, adopts and reaps it.
     """
-    zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
     finally:
-        zygote.prctl(zygote.PR_SET_CHILD_SUBREAPER, 0)
+        prctl(PR_SET_CHILD_SUBREAPER, 0)

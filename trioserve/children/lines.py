@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import trio
 
 _CHUNK = 2**16
 
@@ -59,10 +62,6 @@ class Lines:
         return line
 
 
-class _Stream(Protocol):
-    async def receive_some(self, max_bytes: int) -> bytes | bytearray: ...
-
-
 class LineReader:
     """Reads lines from a stream of Trio.
 
@@ -71,7 +70,7 @@ class LineReader:
         max_bytes: of a line.
     """
 
-    def __init__(self, stream: _Stream, max_bytes: float = math.inf) -> None:
+    def __init__(self, stream: trio.abc.ReceiveStream, max_bytes: float = math.inf) -> None:
         self._stream = stream
         self._lines = Lines(max_bytes)
 

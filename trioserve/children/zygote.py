@@ -2,7 +2,7 @@
 
 Importing takes a second, and what is imported takes 100 MB. A fork takes milliseconds and shares
 the memory. It is safe because this process has one thread, no event loop and no model, and has not
-looked for a GPU. It is itself a fork of the program that orders, so that both share memory, too.
+looked for a GPU. A router forks it from itself, so that both share memory, too.
 
 An order comes over a socket: a JSON list of the arguments, and with it the descriptors of the
 process's ends of `trioserve.children.launch`. The process itself answers with its number, so that
@@ -19,12 +19,16 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from trioserve.children.child import Child, Fork
 from trioserve.children.parent import VARIABLE
+
+#: Whether this system has what it takes: adoption of orphans, and descriptors of processes.
+CAN_FORK = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 #: The largest order, in bytes.
 MAX_ORDER = 128 * 1024

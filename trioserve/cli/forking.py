@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from trioserve.children.child import Child
 from trioserve.children.parent import ParentSocket
-from trioserve.children.zygote import fork_zygote, wait_for_orders
+from trioserve.children.zygote import CAN_FORK, fork_zygote, wait_for_orders
 from trioserve.cli.memory import uncollected
 from trioserve.cli.systemd import take_sockets
 
@@ -54,9 +55,9 @@ def fork(
         parent: whose socket no fork may keep.
 
     Returns:
-        None where a fork is unsafe or not possible.
+        None where a fork is unsafe or not possible; a zygote may be started as a program.
     """
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+    if not CAN_FORK:
         return None
     _import(_SHARED)
     if threading.active_count() > 1:  # an extension has started one
@@ -64,15 +65,20 @@ def fork(
     made = fork_zygote()
     if made is None or isinstance(made, Child):
         return made
-    with made:
-        if parent is not None:
-            parent.connection.close()
-        if "LISTEN_PID" in os.environ:
-            os.environ["LISTEN_PID"] = str(os.getpid())
-            for one in take_sockets(os.environ):
-                one.close()
-        os.environ.clear()
-        os.environ.update(environ)
-        _import(_OF_MODELS)
-        argv = wait_for_orders(made)
-    sys.exit(0 if argv is None else serve(argv))
+    if parent is not None:
+        parent.connection.close()
+    if "LISTEN_PID" in os.environ:
+        os.environ["LISTEN_PID"] = str(os.getpid())
+        for one in take_sockets(os.environ):
+            one.close()
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.exit(wait(made, serve))
+
+
+def wait(orders: socket.socket, serve: Callable[[list[str]], int]) -> int:
+    """Carry out orders; returns the exit code of this process or of a fork, each at its end."""
+    _import((*_SHARED, *_OF_MODELS))
+    with orders:
+        argv = wait_for_orders(orders)
+    return 0 if argv is None else serve(argv)

@@ -198,7 +198,7 @@ async def _listen(
 
 
 async def answer_other(process: ModelProcess, connection: socket.socket) -> None:
-    """Answer an app that has connected until it leaves. Each report of usage goes to one of them."""
+    """Answer an app that has connected until it leaves. One of them gets a report of usage."""
     from trioserve.cli.serving import report_usage
 
     server = process.server

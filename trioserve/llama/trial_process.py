@@ -149,6 +149,7 @@ def _main() -> None:
     order = parent.receive()
     if order is None:
         return
+    parent.end_with_it()
     inside.lower("RLIMIT_CORE", 0)
     inside.go_first()
     from trioserve.llama import last_word, load_here, trial

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import attrs
-import msgspec
+from msgspec import Meta, Struct
 
 from trioserve.errors import InvalidMediaError
 from trioserve.types import MediaKind
@@ -84,7 +84,7 @@ def sniff(data: bytes) -> Format:
     raise InvalidMediaError(f"is none of the files that are taken: {NAMES}")
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class Order(Struct, frozen=True, kw_only=True):
     """What to decode the file to that comes in the next frame."""
 
     format: str
@@ -94,32 +94,32 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     with_images: bool = False  # whether the pages of a document become images, too
 
 
-class Picture(msgspec.Struct, frozen=True, tag="picture"):
+class Picture(Struct, frozen=True, tag="picture"):
     """The size of an image, whose pixels follow, and when it is shown; of a document, its page."""
 
-    at: float
-    width: int
-    height: int
+    at: Annotated[float, Meta(ge=0)]
+    width: Annotated[int, Meta(gt=0)]
+    height: Annotated[int, Meta(gt=0)]
 
 
-class Text(msgspec.Struct, frozen=True, tag="text"):
+class Text(Struct, frozen=True, tag="text"):
     """A piece of the text of a page."""
 
-    page: int
+    page: Annotated[int, Meta(ge=0)]
     text: str
 
 
-class Data(msgspec.Struct, frozen=True, tag="data"):
+class Data(Struct, frozen=True, tag="data"):
     """A piece of pixels or of samples."""
 
     data: bytes
 
 
-class End(msgspec.Struct, frozen=True, tag="end"):
+class End(Struct, frozen=True, tag="end"):
     """The end of an answer."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class Refused(Struct, frozen=True, tag="refused"):
     """The end of an answer: why the file cannot be used, as a part of a sentence."""
 
     reason: str

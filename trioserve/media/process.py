@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +14,7 @@ import attrs
 import msgspec
 import numpy as np
 
-from trioserve.children.child import Child, ChildError, bare_environment, how
+from trioserve.children.child import Child, ChildError, bare_environment
 from trioserve.errors import InvalidMediaError
 from trioserve.media.orders import (
     MAX_ANSWER,
@@ -48,10 +46,6 @@ _MAX_REASON = 300
 _answers = msgspec.msgpack.Decoder(Answer)
 
 
-class AnswerError(Exception):
-    """The process has sent what it cannot have found in a file."""
-
-
 class AnswerReader:
     """Reads the answer to one order. `receive` gives the next payload."""
 
@@ -73,8 +67,7 @@ class AnswerReader:
 
         Raises:
             InvalidMediaError: the file cannot be used. The message is a part of a sentence.
-            AnswerError: the answer is invalid.
-            ChildError: there is none.
+            ChildError: the answer is invalid, or there is none.
         """
         while True:
             match self._next():
@@ -85,7 +78,7 @@ class AnswerReader:
                 case Text() as text:
                     self._take_text(text)
                 case Data():
-                    raise AnswerError("data that cannot be")
+                    raise ChildError("data that cannot be")
                 case _:
                     return self._media()
 
@@ -93,7 +86,7 @@ class AnswerReader:
         try:
             answer: Answer = _answers.decode(self._receive())
         except (ValueError, RecursionError, msgspec.MsgspecError):
-            raise AnswerError("no answer") from None
+            raise ChildError("no answer") from None
         if isinstance(answer, Refused):
             raise InvalidMediaError(answer.reason[:_MAX_REASON])
         return answer
@@ -109,11 +102,11 @@ class AnswerReader:
         self._n_chars += len(piece.text)
         if not (
             self._order.kind == "document"
-            and 0 <= page < self._limits.max_frames
+            and page < self._limits.max_frames
             and page in (len(self._pages) - 1, len(self._pages))
             and self._n_chars <= MAX_TEXT
         ):
-            raise AnswerError("a text that cannot be")
+            raise ChildError("a text that cannot be")
         if page == len(self._pages):
             self._pages.append([])
         if piece.text:
@@ -123,16 +116,15 @@ class AnswerReader:
         width, height = picture.width, picture.height
         if not (
             len(self._frames) < self._most_images
-            and 0 <= picture.at <= self._limits.max_seconds
-            and 0 < width * height <= self._limits.max_pixels
-            and width > 0
+            and picture.at <= self._limits.max_seconds
+            and width * height <= self._limits.max_pixels
         ):
-            raise AnswerError("an image that cannot be")
+            raise ChildError("an image that cannot be")
         room, data = 3 * width * height, BytesIO()
         while room > 0:
             piece = self._next()
             if not isinstance(piece, Data) or not 0 < len(piece.data) <= room:
-                raise AnswerError("an image that is not complete")
+                raise ChildError("an image that is not complete")
             room -= data.write(piece.data)
         pixels = data.getvalue()
         id = content_id(b"image %d %d" % (width, height), pixels)
@@ -151,7 +143,7 @@ class AnswerReader:
                 )
             )
         if not self._frames:
-            raise AnswerError("no image")
+            raise ChildError("no image")
         if self._order.kind == "image":
             return self._frames[0][1]
         told = [f"{at!r} {image.id}".encode() for at, image in self._frames]
@@ -165,7 +157,7 @@ def _checked_sound(data: bytes, rate: int) -> DecodedAudio:
         InvalidMediaError: there are none, or some are no numbers.
     """
     if len(data) % 4:
-        raise AnswerError("a part of a sample")
+        raise ChildError("a part of a sample")
     samples = np.frombuffer(data, np.float32)
     if len(samples) < 2:
         raise InvalidMediaError("has no sound in it")
@@ -188,89 +180,40 @@ _MAX_KEPT = 192 * 2**20
 _PAGE = 4096 if sys.platform == "win32" else os.sysconf("SC_PAGE_SIZE")
 
 
-class DecoderError(Exception):
-    """The process could not be started, or ended before it had answered.
+class Decoder(Child):
+    """A process that decodes one file after another."""
 
-    Args:
-        message: a description for the log.
-        code: the exit code; negative: the number of the signal that has ended it.
-    """
+    _limits: MediaLimits
 
-    def __init__(self, message: str, *, code: int = 0) -> None:
-        super().__init__(message)
-        self.code = code
-
-    @property
-    def by_signal(self) -> bool:
-        """Whether a signal has ended it: it did what it must not, or took too much."""
-        return self.code < 0
-
-    @property
-    def is_out_of_time(self) -> bool:
-        """Whether it has computed for longer than it may."""
-        return self.code == -getattr(signal, "SIGPROF", math.inf)
-
-
-class Decoder:
-    """A process that decodes one file after another. It is started for the first one.
-
-    One thread at a time may have it decode. `kill` may be called from any.
-    """
-
-    def __init__(self, limits: MediaLimits) -> None:
-        self._limits = limits
-        self._child: Child | None = None
-        self._ended = False
-        self._lock = threading.Lock()
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it can decode another file."""
-        return not self._ended and (self._child is None or self._child.is_alive)
-
-    @property
-    def pid(self) -> int | None:
-        """The number of the process, if it was started."""
-        return None if self._child is None else self._child.pid
+    @classmethod
+    def start(cls, limits: MediaLimits) -> Decoder:
+        """Start one. Raises OSError: the system does not let us."""
+        arguments = json.dumps(attrs.asdict(limits))
+        command = [sys.executable, "-P", "-s", "-m", _MODULE, arguments]
+        made = cls.spawn(command, env=bare_environment(), max_frame=MAX_ANSWER)
+        made._limits = limits
+        return made
 
     def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
         """Decode a file in the process. Blocks until that is done.
 
         Raises:
             InvalidMediaError: it cannot be used. The message is a part of a sentence.
-            DecoderError: the process has ended, by itself or by `kill`.
+            ChildError: the process has ended, by itself or by `kill`. It has a `code`.
         """
         most = self._limits.max_bytes
         if len(data) > most:
             raise InvalidMediaError(f"has more than {most} bytes")
         try:
-            return self._decoded(self._start(), data, order)
+            self.send(msgspec.msgpack.encode(order))
+            self.send(data)
+            return AnswerReader(order, self._limits, self.receive).read()
+        except ChildError as error:
+            error.code = self.end()
+            raise
         finally:
-            if self._ended or self._has_grown():
-                self.close()
-
-    def _decoded(self, child: Child, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
-        try:
-            child.send(msgspec.msgpack.encode(order))
-            child.send(data)
-            return AnswerReader(order, self._limits, child.receive).read()
-        except (AnswerError, ChildError) as error:
-            self._ended = True
-            code = child.end()
-            raise DecoderError(f"{error}: it {how(code)}", code=code) from error
-
-    def kill(self) -> None:
-        """Kill the process at once; a running `decode` then raises in its thread."""
-        with self._lock:
-            self._ended = True
-            if self._child is not None:
-                self._child.kill()
-
-    def close(self) -> None:
-        """Kill the process, and wait until it has ended. Not while `decode` runs."""
-        self.kill()
-        if self._child is not None:
-            self._child.end()
+            if not self.is_alive or self._has_grown():
+                self.end(0.0)
 
     def _has_grown(self) -> bool:
         """Whether the process keeps more memory than it needs, as after a leak in a decoder."""
@@ -279,16 +222,3 @@ class Decoder:
         except (OSError, IndexError):  # other systems than Linux do not say, nor do the dead
             return False
         return pages * _PAGE > _MAX_KEPT
-
-    def _start(self) -> Child:
-        with self._lock:
-            if self._ended:
-                raise DecoderError("it was ended before it began")
-            if self._child is None:
-                limits = json.dumps(attrs.asdict(self._limits))
-                command = [sys.executable, "-P", "-s", "-m", _MODULE, limits]
-                try:
-                    self._child = Child.spawn(command, env=bare_environment(), max_frame=MAX_ANSWER)
-                except OSError as error:
-                    raise DecoderError(f"no process can be started: {error.strerror}") from error
-            return self._child

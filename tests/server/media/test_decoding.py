@@ -17,11 +17,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.media_files import image_file
 from tests.support.waiting import patiently, until
+from trioserve.children.child import ChildError
 from trioserve.errors import InvalidMediaError, ServerClosingError, UnavailableError
 from trioserve.fair_limiter import working_for
 from trioserve.media import process
 from trioserve.media.orders import MediaLimits, Order
-from trioserve.media.process import Decoder, DecoderError
+from trioserve.media.process import Decoder
 from trioserve.server.media.loader import Decoders
 from trioserve.types import DecodedImage
 
@@ -200,7 +201,7 @@ async def test_a_process_ends_with_its_server() -> None:
         "from tests.support.media_files import image_file\n"
         "from trioserve.media.process import Decoder\n"
         "from trioserve.media.orders import MediaLimits, Order\n"
-        "decoder = Decoder(MediaLimits())\n"
+        "decoder = Decoder.start(MediaLimits())\n"
         "decoder.decode(image_file(), Order(format='png', kind='image'))\n"
         "print(decoder.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)"
@@ -225,11 +226,12 @@ async def test_a_process_may_do_nothing_else(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_decoder_that_was_ended_decodes_nothing() -> None:
-    ended = Decoder(MediaLimits())
-    ended.kill()
-    with pytest.raises(DecoderError, match="before it began"):
-        ended.decode(SMALL, IMAGE)
-    assert not ended.is_usable
+    with Decoder.start(MediaLimits()) as ended:
+        ended.kill()
+        with pytest.raises(ChildError, match="the process has ended") as caught:
+            ended.decode(SMALL, IMAGE)
+    assert caught.value.code == -signal.SIGKILL
+    assert not ended.is_alive
 
 
 async def test_a_process_that_has_grown_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,3 +241,44 @@ async def test_a_process_that_has_grown_is_replaced(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(process, "_MAX_KEPT", 2**20)
         assert isinstance(await decoders.decode(SMALL, IMAGE), DecodedImage)
         assert not is_alive(pid)
+
+
+#: The program of a decoder that a file has taken over, after it has read an order.
+TAKEN_OVER = """
+import os, time, msgspec
+from trioserve.children import inside
+from trioserve.media.orders import Data, End, Picture, Text
+
+parent = inside.Parent()
+parent.receive(), parent.receive()
+send = lambda answer: parent.send(msgspec.msgpack.encode(answer))
+"""
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "os.write(0, b'garbage' * 1000)",
+        "parent.send(b'garbage')",
+        "parent.send(bytes(100 * 2**20))",
+        "os.write(0, (2**20).to_bytes(4, 'little') + b'half'); os._exit(0)",
+        "send(Picture(0.0, 9, 9)); os._exit(0)",
+        "send(Picture(0.0, 9, 9)); send(End())",
+        "while True: send(Data(bytes(2**20)))",
+        "while True: send(Text(0, ''))",
+        "parent.send(b'[' * 2**20)",
+        "os.fork(); parent.send(b'garbage')",
+    ],
+)
+async def test_a_process_that_a_file_has_taken_over_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attack: str
+) -> None:
+    (tmp_path / "taken_over.py").write_text(f"{TAKEN_OVER}\n{attack}\ntime.sleep(1000)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with opened() as decoders:
+        with monkeypatch.context() as taken, patiently():
+            taken.setattr(process, "_MODULE", "taken_over")
+            with pytest.raises((InvalidMediaError, UnavailableError)):
+                await decoders.decode(SMALL, IMAGE)
+        assert not decoders._idle
+        assert isinstance(await decoders.decode(SMALL, IMAGE), DecodedImage)

@@ -5,7 +5,9 @@ A few child processes, shared by all requests, decode the files.
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from urllib.parse import unquote
 import attrs
 import trio
 
+from trioserve.children.child import ChildError, how
 from trioserve.concurrency import Gate, alongside, surely
 from trioserve.config import Config
 from trioserve.config.extras import has_extra
@@ -29,7 +32,7 @@ from trioserve.errors import (
 from trioserve.fair_limiter import FairLimiter
 from trioserve.log import get_logger
 from trioserve.media.orders import Format, MediaLimits, Order, sniff
-from trioserve.media.process import Decoder, DecoderError
+from trioserve.media.process import Decoder
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.media.fetch import Dialer, Fetcher, FetchRules
 from trioserve.types import (
@@ -46,6 +49,9 @@ _log = get_logger("trioserve.server")
 
 #: Decoder processes, and those that one client may have. Each decodes one file at a time.
 _N_PROCESSES, _N_PROCESSES_EACH = 3, 2
+
+#: Ends a process that has computed for longer than it may.
+_SIGPROF = getattr(signal, "SIGPROF", math.inf)
 
 #: Seconds of the clock that decoding may take, for each second of the CPU.
 _PATIENCE = 3.0
@@ -82,17 +88,19 @@ class Decoders:
         with trio.CancelScope(shield=True):
             await self._gate.drained()
             while self._idle:
-                await surely(self._idle.pop().close)
+                await surely(self._idle.pop().end)
 
     async def _take(self) -> Decoder:
-        """Take an idle process, or one that has not started yet."""
+        """Take an idle process, or start one."""
         while self._idle:
             decoder = self._idle.pop()
-            if decoder.is_usable:
+            if decoder.is_alive:
                 return decoder
-            with trio.CancelScope(shield=True):
-                await surely(decoder.close)  # it died while idle
-        return Decoder(self._limits)
+            await self._keep(decoder)  # it died while idle
+        try:
+            return await trio.to_thread.run_sync(Decoder.start, self._limits)
+        except OSError as error:
+            raise self._refusal(ChildError(f"none can be started: {error.strerror}")) from error
 
     async def _decode(
         self, decoder: Decoder, data: bytes, order: Order
@@ -115,34 +123,34 @@ class Decoders:
                     media = await _decoded(decoder, data, order)
                 finally:
                     is_over = True
-        except DecoderError as error:
+        except ChildError as error:
             await trio.lowlevel.checkpoint_if_cancelled()
             raise self._refusal(error, has_timed_out) from error
         finally:
-            if decoder.is_usable:
-                await self._keep(decoder)
+            await self._keep(decoder)
         return media
 
     async def _keep(self, decoder: Decoder) -> None:
-        """Keep an idle process, unless there are enough of them."""
-        if len(self._idle) < _N_PROCESSES_EACH:
+        """Keep an idle process, unless it has ended or there are enough of them."""
+        if decoder.is_alive and len(self._idle) < _N_PROCESSES_EACH:
             self._idle.append(decoder)
             return
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(decoder.close)
+            await surely(decoder.end)
 
-    def _refusal(self, error: DecoderError, has_timed_out: bool) -> TrioServeError:
+    def _refusal(self, error: ChildError, has_timed_out: bool = False) -> TrioServeError:
         if has_timed_out:
             return UnavailableError(
                 "Media are not decoded in time now, because of other work.",
                 retry_after=_RETRY_AFTER,
             )
-        if error.is_out_of_time:
+        if error.code == -_SIGPROF:
             return InvalidMediaError(f"takes more than {self._limits.timeout:g} seconds to decode")
-        if error.by_signal:
-            _log.warning("a file has ended the process that decodes it", reason=str(error))
+        reason = f"{error}: it {how(error.code)}" if error.code else str(error)
+        if error.code < 0:  # it did what it must not, or took too much
+            _log.warning("a file has ended the process that decodes it", reason=reason)
             return InvalidMediaError("takes too much time or memory to decode")
-        _log.error("media cannot be decoded", reason=str(error))
+        _log.error("media cannot be decoded", reason=reason)
         return UnavailableError("Media cannot be decoded now.")
 
 
