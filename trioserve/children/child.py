@@ -83,7 +83,7 @@ class Child:
     `trioserve.children.frames` send and receive.
 
     Args:
-        process: the process, in a session of its own.
+        process: the process, which leads a session.
         connection: our end of the socket.
         log: our end of a pipe for its output.
         max_frame: bytes of a payload that it may send.

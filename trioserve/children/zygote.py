@@ -6,8 +6,7 @@ looked for a GPU. A router forks it from itself, so that both share memory, too.
 
 An order comes over a socket: a JSON list of the arguments, and with it the descriptors of the
 process's ends of `trioserve.children.launch`. The process itself answers with its number, so that
-whoever orders knows it even if this process dies. The end of the socket is the end of this process.
-Linux only.
+it is known even if this process dies. The end of the socket is the end of this process. Linux only.
 """
 
 from __future__ import annotations
