@@ -132,7 +132,13 @@ class InName:
             end.close()
             self._has_ended.set()
 
-    async def _drain(self, process: ModelProcess, status: Reporter) -> None:
+    async def _drain(
+        self,
+        process: ModelProcess,
+        status: Reporter,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        task_status.started()
         await self._asked_to_end.wait()
         await drain(process, status)
 

@@ -96,8 +96,8 @@ async def _serve(
             process,
             status,
             parent,
-            collecting,
             partial(_drain_at_signal, process, status),
+            collecting,
             where=where,
         )
     except Exception as group:
@@ -128,6 +128,7 @@ async def answer(
     process: ModelProcess,
     status: Reporter,
     parent: ParentSocket,
+    draining: Callable[..., Awaitable[None]],
     *beside: Callable[[], Awaitable[None]],
     where: str = "",
 ) -> None:
@@ -137,6 +138,7 @@ async def answer(
         process: answers.
         status: gets the reports about the model.
         parent: the same socket.
+        draining: waits until the process is to drain, from before the app may ask for that.
         beside: runs while the model is in memory.
         where: the path of a Unix socket for other apps, if there is one.
 
@@ -146,7 +148,7 @@ async def answer(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_until_end, process, nursery.cancel_scope)  # also while it loads
         async with process.server:
-            await _attend(process, status, parent, beside, where)
+            await _attend(process, status, parent, draining, beside, where)
 
 
 async def _until_end(process: ModelProcess, scope: trio.CancelScope) -> None:
@@ -158,6 +160,7 @@ async def _attend(
     process: ModelProcess,
     status: Reporter,
     parent: ParentSocket,
+    draining: Callable[..., Awaitable[None]],
     beside: Sequence[Callable[[], Awaitable[None]]],
     where: str,
 ) -> None:
@@ -173,6 +176,7 @@ async def _attend(
             await nursery.start(_listen, process, where)
         else:
             nursery.start_soon(report_usage, server, status)
+        await nursery.start(draining)
         status.tell(reports.Ready())
         nursery.start_soon(_follow_state, process, status, parent)
         nursery.start_soon(_until_failure, process)
@@ -232,10 +236,15 @@ async def _follow_state(process: ModelProcess, status: Reporter, parent: ParentS
         status.tell(reports.Ready() if state is ServerState.READY else reports.Sleeping())
 
 
-async def _drain_at_signal(process: ModelProcess, status: Reporter) -> None:
+async def _drain_at_signal(
+    process: ModelProcess,
+    status: Reporter,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
     """Drain on a signal. A second one has its default action."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     with trio.open_signal_receiver(*numbers) as signals:
+        task_status.started()
         await anext(signals)
     for each in numbers:
         signal.signal(each, signal.SIG_DFL)
