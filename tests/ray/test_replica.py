@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -112,6 +113,29 @@ def test_who_does_not_know_the_secret_is_not_answered() -> None:
                     await trio.lowlevel.checkpoint()
 
         await replica._guest.run(use)
+        await replica.close()
+
+    asyncio.run(main())
+
+
+def test_no_connection_ends_a_replica() -> None:
+    async def main() -> None:
+        replica = await started()
+        _, host, port, secret = replica._address
+
+        async def use() -> None:
+            for greeting in (b"", b"no", f"{secret} \xff\n".encode("latin-1")):
+                with socket.create_connection((host, port)) as connection:
+                    connection.sendall(greeting)
+                    linger = struct.pack("ii", 1, 0)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            async with connected(replica._address), connected(replica._address):
+                pass  # an ingress that has come back before its old connection broke
+            async with connected(replica._address) as line:
+                await ask(line, ModelServer.status)
+
+        await replica._guest.run(use)
+        await replica.check_health()
         await replica.close()
 
     asyncio.run(main())

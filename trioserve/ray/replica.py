@@ -152,24 +152,28 @@ class Replica:
     async def _pass_on(self, path: Path, stream: trio.SocketStream) -> None:
         """Pass on the bytes between an ingress and the process, until either has left."""
         greeting = b""
-        with trio.move_on_after(_GREETING):
-            greeting = await _line(stream)
-        secret, _, name = greeting.partition(b" ")
-        if not secrets.compare_digest(secret, self._address[-1].encode()):
-            return
-        keep_alive(stream)
-        known = self._ingresses[name.decode()]
+        # Anybody may connect, and leave at any moment: that ends this connection alone.
+        with suppress(OSError, trio.BrokenResourceError):
+            with trio.move_on_after(_GREETING):
+                greeting = await _line(stream)
+            secret, _, name = greeting.decode(errors="replace").partition(" ")
+            if secrets.compare_digest(secret.encode(), self._address[-1].encode()):
+                keep_alive(stream)
+                await self._pass_on_for(name, path, stream)
+
+    async def _pass_on_for(self, name: str, path: Path, stream: trio.SocketStream) -> None:
+        known = self._ingresses[name]
         known.has_come.set()
         try:
-            with suppress(OSError):  # the process has ended
-                async with (
-                    await trio.open_unix_socket(path) as process,
-                    trio.open_nursery() as both,
-                ):
-                    both.start_soon(_pump, process, stream, both.cancel_scope)
-                    both.start_soon(_pump, stream, process, both.cancel_scope)
+            async with (
+                await trio.open_unix_socket(path) as process,
+                trio.open_nursery() as both,
+            ):
+                both.start_soon(_pump, process, stream, both.cancel_scope)
+                both.start_soon(_pump, stream, process, both.cancel_scope)
         finally:
-            del self._ingresses[name.decode()]
+            if self._ingresses.get(name) is known:  # it may have come back meanwhile
+                del self._ingresses[name]
             known.has_left.set()
 
     # -- called by Serve
