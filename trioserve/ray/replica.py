@@ -152,7 +152,7 @@ class Replica:
     async def _pass_on(self, path: Path, stream: trio.SocketStream) -> None:
         """Pass on the bytes between an ingress and the process, until either has left."""
         greeting = b""
-        # Anybody may connect, and leave at any moment: that ends this connection alone.
+        # Any program may connect, and leave at any moment: that ends this connection alone.
         with suppress(OSError, trio.BrokenResourceError):
             with trio.move_on_after(_GREETING):
                 greeting = await _line(stream)
