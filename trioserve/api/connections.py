@@ -14,6 +14,10 @@ from trioserve.errors import UnavailableError
 #: Where an app has its state: `app.extensions[NAME]`.
 NAME = "trioserve"
 
+#: Seconds that a new connection has for its first request before its own address may take its place.
+#: In a burst, the connections come before what is sent on them.
+GRACE = 1.0
+
 
 class Connections:
     """The connections of an app, which `tcp` opens. The addresses of clients share the places.
@@ -27,8 +31,9 @@ class Connections:
         self.n_connections = 0  # that are served
         self.n_refused = 0  # connections that are being told that there are too many
         self._n_of: Counter[str] = Counter()  # by address
-        #: Connections that wait for their clients, by address: the longest wait first.
-        self._waiting: defaultdict[str, dict[trio.CancelScope, None]] = defaultdict(dict)
+        #: Connections that wait for their clients, by address: the longest wait first. Each with the
+        #: time from which its address may close it.
+        self._waiting: defaultdict[str, dict[trio.CancelScope, float]] = defaultdict(dict)
 
     @contextmanager
     def connection(self, address: str, limit: float) -> Iterator[trio.CancelScope]:
@@ -44,7 +49,7 @@ class Connections:
         self.n_connections += 1
         self._n_of[address] += 1
         scope = trio.CancelScope()
-        self.waits(address, scope)
+        self.waits(address, scope, GRACE)
         try:
             with scope:
                 yield scope
@@ -55,10 +60,13 @@ class Connections:
             if not self._n_of[address]:
                 del self._n_of[address]
 
-    def waits(self, address: str, scope: trio.CancelScope) -> None:
-        """Note that a connection waits for its client from now on: for a request, or its body."""
+    def waits(self, address: str, scope: trio.CancelScope, grace: float = 0.0) -> None:
+        """Note that a connection waits for its client from now on: for a request, or its body.
+
+        For `grace` seconds, its own address does not close it.
+        """
         self._waiting[address].pop(scope, None)
-        self._waiting[address][scope] = None
+        self._waiting[address][scope] = trio.current_time() + grace
 
     def is_served(self, address: str, scope: trio.CancelScope) -> None:
         """Note that a connection does not wait for its client: it is being answered."""
@@ -72,12 +80,17 @@ class Connections:
         Returns:
             Whether there was one. Addresses with no more connections than `address` lose none.
         """
-        n_own = self._n_of[address]
-        able = [each for each in self._waiting if each == address or self._n_of[each] > n_own]
-        if not able:
+        n_own, now = self._n_of[address], trio.current_time()
+        most, scope = address, None
+        others = [each for each in self._waiting if self._n_of[each] > n_own]
+        if others:
+            most = max(others, key=self._n_of.__getitem__)
+            scope = next(iter(self._waiting[most]))
+        elif address in self._waiting:
+            waiting = self._waiting[address].items()
+            scope = next((each for each, since in waiting if since <= now), None)
+        if scope is None:
             return False
-        most = max(able, key=self._n_of.__getitem__)
-        scope = next(iter(self._waiting[most]))
         self.is_served(most, scope)
         scope.cancel(reason="another connection needs the place")
         return True

@@ -30,10 +30,11 @@ from tests.support.http_server import (
 )
 from tests.support.scripts import endless
 from tests.support.waiting import patiently, until
+from trioserve.api import connections
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import Pieces, Reply
 from trioserve.api.base.routes import Query, Route
-from trioserve.api.connections import NAME, Connections
+from trioserve.api.connections import GRACE, NAME, Connections
 from trioserve.api.edge import connection as requests, tcp
 from trioserve.api.edge.tcp import Reset, TCPConnection
 from trioserve.api.service import Service
@@ -171,7 +172,10 @@ HALF_BODY = post("/completion", b"x" * 100)[:-50]
 
 @pytest.mark.system
 @pytest.mark.parametrize("sent", [b"", HALF, HALF_BODY, HEALTH + HALF], ids=repr)
-async def test_connections_that_wait_for_their_clients_make_room(sent: bytes) -> None:
+async def test_connections_that_wait_for_their_clients_make_room(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(connections, "GRACE", 0.0)
     async with (
         serving_script(endless(), max_connections=2) as (url, service),
         chunks_of(url, STREAM) as next_chunk,
@@ -188,32 +192,38 @@ async def test_connections_that_wait_for_their_clients_make_room(sent: bytes) ->
         assert await next_chunk()
 
 
-async def test_the_address_with_most_connections_loses_those_that_wait_longest() -> None:
-    connections = Connections(Config())
+async def test_the_address_with_most_connections_loses_those_that_wait_longest(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    places = Connections(Config())
     with ExitStack() as stack:
 
         def connect(address: str) -> trio.CancelScope:
-            return stack.enter_context(connections.connection(address, 6))
+            return stack.enter_context(places.connection(address, 6))
 
         few = connect("few")
         many = [connect("many") for _ in range(5)]
-        connections.waits("many", many[0])  # it was idle, and has had a request meanwhile
-        connections.is_served("many", many[2])
+        places.waits("many", many[0])  # it was idle, and has had a request meanwhile
+        places.is_served("many", many[2])
         for closed in (1, 3, 4, 0):
             assert not many[closed].cancel_called
-            connections.is_served("new", connect("new"))
+            places.is_served("new", connect("new"))
             assert many[closed].cancel_called
         also_few = connect("also few")
         assert few.cancel_called  # the others are busy
-        connections.is_served("also few", connect("also few"))
-        assert also_few.cancel_called  # it was of the same address
+        with pytest.raises(UnavailableError):
+            connect("also few")
+        assert not also_few.cancel_called  # its first request may be on its way
+        mock_clock.jump(GRACE)
+        places.is_served("also few", connect("also few"))
+        assert also_few.cancel_called
         with pytest.raises(UnavailableError):
             connect("third")
         assert not many[2].cancel_called
         stack.close()
-    assert connections.n_connections == 0
-    assert not connections._n_of
-    assert not connections._waiting
+    assert places.n_connections == 0
+    assert not places._n_of
+    assert not places._waiting
 
 
 @pytest.mark.system
