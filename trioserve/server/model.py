@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import attrs
 
+from trioserve.chat.params import ChatParams
 from trioserve.chat.parse.parser import preserved_tokens
 from trioserve.chat.template.builtin import CHATML, LegacyTemplate, source_of
 from trioserve.chat.template.render import ChatTemplate
@@ -103,7 +104,7 @@ class LoadedModel:
         except TemplateError as error:
             raise ModelLoadError(f"The chat template cannot be used: {error.message}") from error
         variables = config.template_variables
-        if config.reasoning == "auto" and template.capabilities.thinking_variable:
+        if config.reasoning == "auto" and template.capabilities.thinking.is_flag:
             variables.setdefault("enable_thinking", True)
         pooling = engine.pooling if isinstance(engine, EmbeddingEngine) else None
         has_template = bool(config.chat_template or info.chat_template)
@@ -134,6 +135,10 @@ class LoadedModel:
                 grammar=_default_grammar(config),
             ),
         )
+
+    def variables_of(self, chat: ChatParams) -> dict[str, Any]:
+        """The variables of the template in a chat."""
+        return {**self.template_variables, **chat.template_kwargs}
 
     def asleep(self) -> Self:
         """Make a copy for the time in which the server sleeps."""

@@ -24,7 +24,6 @@ from trioserve.api.ollama.request import (
     OllamaOptions,
 )
 from trioserve.chat.messages import parse_messages
-from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError
 from trioserve.types import GenerationParams, Grammar, MediaSource, SamplingParams
 
@@ -187,20 +186,6 @@ def test_the_format_of_an_answer() -> None:
     assert grammar is not None
     assert (grammar.kind, grammar.param) == ("json_schema", "format")
     assert OllamaChatRequest.parse({"format": ""}).grammar is None
-
-
-@pytest.mark.parametrize(
-    ("think", "kwargs", "params"),
-    [
-        (None, {}, {}),
-        (True, {"enable_thinking": True}, {}),
-        ("high", {"enable_thinking": True, "reasoning_effort": "high"}, {}),
-        (False, {"enable_thinking": False}, {"reasoning_budget": 0, "reasoning_message": ""}),
-    ],
-)
-def test_thinking(think: Any, kwargs: dict[str, Any], params: dict[str, Any]) -> None:
-    request = OllamaChatRequest.parse({"think": think, "chat_template_kwargs": {"a": 1}})
-    assert request.thinking_params == ChatParams(template_kwargs={"a": 1, **kwargs}, **params)
 
 
 def test_a_prompt_is_a_chat() -> None:

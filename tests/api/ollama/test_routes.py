@@ -318,22 +318,6 @@ async def test_a_model_that_cannot_think() -> None:
             assert answer.status_code == 200
 
 
-async def test_thinking_is_switched_on_and_off() -> None:
-    template = (
-        "{% for m in messages %}{{ m.content }}{% endfor %}|"
-        "{{ '<think>' if enable_thinking else '</think>' }}|{{ reasoning_effort }}"
-    )
-    backend, prompts = noting("Hi", chat_template=template)
-    async with client_of(backend) as client:
-        for think in (True, False, "low"):
-            await ask(client, "/api/chat", ASK | {"think": think})
-    assert [each.split("|")[1:] for each in prompts] == [
-        ["<think>", ""],
-        ["</think>", ""],
-        ["<think>", "low"],
-    ]
-
-
 # -- life
 
 

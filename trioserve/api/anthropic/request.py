@@ -17,7 +17,6 @@ import attrs
 
 from trioserve.api.anthropic.messages import continues_final_message, filled, read_messages
 from trioserve.api.base import readers
-from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
     NAME,
     PART,
@@ -25,7 +24,6 @@ from trioserve.api.base.fields import (
     STRING,
     Only,
     PromptFields,
-    RequestBody,
     boolean,
     field,
     json_type,
@@ -40,6 +38,7 @@ from trioserve.api.base.fields import (
     text,
 )
 from trioserve.api.base.generation_request import GenerationRequest
+from trioserve.api.base.thinking import ThinkingRequest
 from trioserve.chat.messages import MAX_TOOLS, NOT_HOSTED, Messages, Tools
 from trioserve.chat.params import ChatParams, Mode, ToolChoice
 from trioserve.errors import InvalidRequestError, ThreadsUnsupportedError
@@ -199,31 +198,7 @@ class ToolChoiceOptions:
 _MODES: Mapping[str, Mode] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-# -- thinking, and the form of the answer
-
-
-@attrs.frozen(kw_only=True)
-class ThinkingOptions:
-    """``thinking``: whether the model thinks, how long, and who may read it.
-
-    It does not unless it is asked to: clients that do not ask read the first block as text.
-    """
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = field(read=readers.count, default=None)
-    display: Literal["summarized", "omitted"] = "summarized"
-
-    @property
-    def budget(self) -> int:
-        """The most tokens of thinking; -1: no limit."""
-        if self.type != "enabled":
-            return -1
-        return BUDGET_TOKENS if self.budget_tokens is None else self.budget_tokens
-
-    @property
-    def shown(self) -> bool:
-        """Whether the client reads it."""
-        return self.type == "disabled" or self.display == "summarized"
+# -- the form of the answer
 
 
 @attrs.frozen(kw_only=True)
@@ -253,8 +228,15 @@ def _no_thread(value: Any) -> None:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class CountTokensRequest(RequestBody):
-    """``POST /v1/messages/count_tokens``: the fields that the prompt is made of."""
+class CountTokensRequest(ThinkingRequest):
+    """``POST /v1/messages/count_tokens``: the fields that the prompt is made of.
+
+    The model does not think unless it is asked to: clients that do not ask read the first block as
+    text.
+    """
+
+    thinks_unasked = False
+    enabled_budget = BUDGET_TOKENS
 
     thread: None = field(read=_no_thread, schema={**PART, "not": {}}, default=None)
     model: str | None = field(read=readers.model_name, default=None)
@@ -262,26 +244,24 @@ class CountTokensRequest(RequestBody):
     continue_final_message: bool = field(whole=continues_final_message)
     tools: Tools = field(read=read_tools, factory=Tools)
     tool_choice: ToolChoiceOptions = attrs.field(factory=ToolChoiceOptions)
-    thinking: ThinkingOptions | None = None
     output_config: OutputConfig = attrs.field(factory=OutputConfig)
-    chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """The variables of the template. This API's effort does not switch thinking on."""
+        effort = self.output_config.effort
+        return super().template_kwargs | ({} if effort is None else {"reasoning_effort": effort})
 
     @property
     def chat_params(self) -> ChatParams:
         """What the prompt depends on, beside the messages, and what becomes of the output."""
-        kwargs = {"enable_thinking": False, **self.chat_template_kwargs}
-        if self.thinking is not None:
-            kwargs["enable_thinking"] = self.thinking.type != "disabled"
-        if self.output_config.effort is not None:
-            kwargs["reasoning_effort"] = self.output_config.effort
-        return ChatParams(
+        return attrs.evolve(
+            self.thinking_params,
             tools=self.tools,
             tool_choice=self.tool_choice.choice,
             parallel_tool_calls=self.tool_choice.parallel,
             add_generation_prompt=not self.continue_final_message,
             continue_final_message="auto" if self.continue_final_message else None,
-            template_kwargs=kwargs,
-            reasoning_budget=-1 if self.thinking is None else self.thinking.budget,
             parse_tools=bool(self.tools),
         )
 

@@ -12,24 +12,22 @@ from trioserve.api.base.custom_tools import CustomTools
 from trioserve.api.base.fields import (
     ARGUMENTS,
     DATA,
-    MAX_CHARS,
     NAME,
     SCHEMA,
     STRING,
     MismatchError,
     PromptFields,
-    RequestBody,
     boolean,
     field,
     json_type,
     list_schema,
-    mapping,
     object_schema,
     or_null,
     structure,
 )
 from trioserve.api.base.generation_request import UNSUPPORTED_IN_CHAT, GenerationRequest
 from trioserve.api.base.request_schemas import of_class
+from trioserve.api.base.thinking import ThinkingRequest
 from trioserve.chat.messages import (
     DETAILS,
     MAX_MESSAGES,
@@ -175,25 +173,6 @@ def _ends_with_assistant(messages: Any) -> bool:
     return roles[-1:] == ["assistant"]
 
 
-# -- variables of the template
-
-
-@json_type(
-    {
-        "type": "object",
-        MAX_CHARS: limits.MAX_TEMPLATE_KWARGS,
-        "description": "Variables of the chat template: as JSON at most "
-        f"{limits.MAX_TEMPLATE_KWARGS} characters, roughly.",
-    }
-)
-def template_kwargs(value: Any) -> dict[str, Any]:
-    """Read `chat_template_kwargs`."""
-    kwargs = mapping(value)
-    if not isinstance(kwargs.get("enable_thinking", False), bool):
-        raise MismatchError("an object in which 'enable_thinking' is true or false")
-    return kwargs
-
-
 # -- the routes
 
 
@@ -213,7 +192,7 @@ def _custom_tools(body: Mapping[str, Any]) -> frozenset[str]:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class TemplateRequest(RequestBody):
+class TemplateRequest(ThinkingRequest):
     """``POST /apply-template``: the fields that the prompt of a chat is made of."""
 
     model: str | None = field(read=readers.model_name, default=None)
@@ -226,8 +205,6 @@ class TemplateRequest(RequestBody):
     continue_final_message: ContinueFinalMessage | bool | None = field(read=_part, default=None)
     echo: bool | None = None
     continuation: Continuation = attrs.field(init=False)
-    chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
-    reasoning_effort: str | None = None
     verbosity: str | None = None
 
     @continuation.default
@@ -255,24 +232,18 @@ class TemplateRequest(RequestBody):
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """The variables of the template; an effort of "none" switches thinking off."""
-        variables = dict(self.chat_template_kwargs)
-        if self.verbosity is not None:
-            variables["verbosity"] = self.verbosity
-        if self.reasoning_effort == "none":
-            variables["enable_thinking"] = False
-        elif self.reasoning_effort is not None:
-            variables["reasoning_effort"] = self.reasoning_effort
-        return variables
+        """The variables of the template."""
+        told = {} if self.verbosity is None else {"verbosity": self.verbosity}
+        return super().template_kwargs | told
 
     @property
     def chat_params(self) -> ChatParams:
         """What the prompt depends on, beside the messages."""
-        return ChatParams(
+        return attrs.evolve(
+            self.thinking_params,
             tools=self.tools,
             add_generation_prompt=self.continuation.add_generation_prompt,
             continue_final_message=self.continuation.continue_final_message,
-            template_kwargs=self.template_kwargs,
         )
 
 
@@ -290,9 +261,6 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     parallel_tool_calls: bool | None = None
     parse_tool_calls: bool = True
     reasoning_format: str | None = None
-    reasoning_budget: int = field(
-        "reasoning_budget_tokens", "thinking_budget_tokens", read=readers.budget, default=-1
-    )
     reasoning_budget_message: str | None = None
     reasoning_control: bool = False
     logprobs: bool = False
@@ -312,12 +280,12 @@ class ChatRequest(TemplateRequest, GenerationRequest):
     @property
     def chat_params(self) -> ChatParams:
         """What the chat adds to the parameters of its generation."""
+        chat = super().chat_params
         return attrs.evolve(
-            super().chat_params,
+            chat,
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls,
-            reasoning_format=self.reasoning_format,
-            reasoning_budget=self.reasoning_budget,
+            reasoning_format=chat.reasoning_format or self.reasoning_format,
             reasoning_message=self.reasoning_budget_message,
             reasoning_control=self.reasoning_control,
             parse_tools=(bool(self.tools) or self.run_tools is not None) and self.parse_tool_calls,

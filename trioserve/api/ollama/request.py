@@ -13,19 +13,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import attrs
 
 from trioserve.api.base import readers
-from trioserve.api.base.chat_request import template_kwargs
 from trioserve.api.base.fields import (
     ARGUMENTS,
     DATA,
     NAME,
     SCHEMA,
     STRING,
-    MismatchError,
     Only,
     PromptFields,
     RequestBody,
@@ -44,6 +42,7 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.models import can_think
+from trioserve.api.base.thinking import ThinkingRequest
 from trioserve.chat.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -327,16 +326,6 @@ UNSUPPORTED_IN_GENERATE: Mapping[str, Only] = {
     "width": Only(0),
 }
 
-#: Whether the model thinks, or how much: "low", "medium", "high".
-Think: TypeAlias = bool | str
-
-
-@json_type({**NAME, "type": ["boolean", "string"]})
-def _think(value: Any) -> Think:
-    if not isinstance(value, bool | str) or value == "":
-        raise MismatchError('true, false, or a level such as "high"')
-    return value
-
 
 @json_type(properties={"format": {"anyOf": [{"enum": ["", "json"]}, SCHEMA]}})
 def _format(body: Mapping[str, Any]) -> Grammar | None:
@@ -352,36 +341,21 @@ def _format(body: Mapping[str, Any]) -> Grammar | None:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class OllamaRequest(GenerationRequest):
+class OllamaRequest(ThinkingRequest, GenerationRequest):
     """What ``/api/chat`` and ``/api/generate`` have in common."""
 
     model_names = ("model", "name")
     stream: bool = True
     grammar: Grammar | None = field(whole=_format)
     options: OllamaOptions = attrs.field(factory=OllamaOptions)
-    think: Think | None = field(read=_think, default=None)
     logprobs: bool = False
     top_logprobs: int | None = field(read=integer_in(0, _MAX_TOP_LOGPROBS), default=None)
-    chat_template_kwargs: dict[str, Any] = field(read=template_kwargs, factory=dict)
 
     @property
     def asked_probs(self) -> tuple[int, str | None]:
         """How many candidates to report for each token; one is the token that was chosen."""
         n = max(1, self.top_logprobs or 0) if self.logprobs else 0
         return n, None if self.top_logprobs is None else "top_logprobs"
-
-    @property
-    def thinking_params(self) -> ChatParams:
-        """What `think` and the variables of the template say of the prompt."""
-        if self.think is None:
-            return ChatParams(template_kwargs=self.chat_template_kwargs)
-        kwargs = {**self.chat_template_kwargs, "enable_thinking": self.think is not False}
-        if isinstance(self.think, str):
-            kwargs["reasoning_effort"] = self.think
-        if self.think:
-            return ChatParams(template_kwargs=kwargs)
-        # Where the template cannot switch thinking off, it ends as soon as it begins.
-        return ChatParams(template_kwargs=kwargs, reasoning_budget=0, reasoning_message="")
 
     def given_params(self) -> dict[str, Any]:
         """The fields of `GenerationParams` and `SamplingParams` that the request sets."""

@@ -40,13 +40,14 @@ from trioserve.chat.parse.reader import CallReader, Texts
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Thinking, TokenId
 
-#: For each of llama-server's reasoning formats: whether reasoning goes to a separate field, and
-#: whether it is in the content, with its markers.
+#: For each reasoning format: whether reasoning goes to a separate field, and whether it is in the
+#: content, with its markers. All but "hidden" are llama-server's.
 REASONING_FORMATS = {
     "none": (False, True),
     "auto": (True, False),
     "deepseek": (True, False),
     "deepseek-legacy": (True, True),
+    "hidden": (False, False),
 }
 
 _SHORT_ID = string.ascii_letters + string.digits

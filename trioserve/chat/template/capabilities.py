@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from trioserve.chat.messages import Message, Tool
+from trioserve.chat.template.thinking import ThinkingVariables, find as find_thinking
 
 #: Renders messages with tools and variables as they are; None when the template refuses.
 Probe = Callable[..., str | None]
@@ -45,14 +46,14 @@ class Capabilities:
     #: Roles whose content may be a list of parts, and roles whose content may be text.
     typed_roles: frozenset[str] = frozenset()
     string_roles: frozenset[str] = frozenset()
-    #: The variable that turns reasoning on and off, if there is one.
-    thinking_variable: str | None = None
+    #: The variables that turn reasoning on and off, and up and down.
+    thinking: ThinkingVariables = attrs.field(factory=ThinkingVariables)
     #: The field of a message that holds the reasoning, if the template shows it.
     reasoning_field: str | None = None
 
     def as_flags(self) -> dict[str, bool]:
         """Return llama-server's report about a template."""
-        fields = attrs.asdict(self)
+        fields = attrs.asdict(self, recurse=False)
         return {name: value for name, value in fields.items() if name.startswith("supports_")}
 
 
@@ -60,8 +61,7 @@ def find(probe: Probe) -> Capabilities:
     """Render a template with probes to find out what it supports."""
     typed = frozenset(role for role in _CONTENT_ROLES if _takes(probe, role, typed=True))
     strings = frozenset(role for role in _CONTENT_ROLES if _takes(probe, role, typed=False))
-    switches = ("enable_thinking", "thinking")
-    thinking = next((name for name in switches if _differs(probe, name, True, False)), None)
+    thinking = find_thinking(lambda variables: probe([_user()], **variables))
     objects = _shows_arguments(probe, as_object=True)
     texts = _shows_arguments(probe, as_object=False)
     field = _reasoning_field(probe)
@@ -76,10 +76,10 @@ def find(probe: Probe) -> Capabilities:
         supports_reasoning_effort=_differs(probe, "reasoning_effort", "low", "high"),
         supports_object_arguments=objects,
         supports_tool_results="tool" in typed | strings,
-        supports_enable_thinking=thinking is not None,
+        supports_enable_thinking=thinking.switch is not None,
         typed_roles=typed,
         string_roles=strings,
-        thinking_variable=thinking,
+        thinking=thinking,
         reasoning_field=field,
     )
 

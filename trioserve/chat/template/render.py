@@ -291,11 +291,7 @@ class ChatTemplate:
 
     def _set_thinking(self, variables: dict[str, Any]) -> None:
         """Give llama-server's variables under the names that templates have for them."""
-        name = self.capabilities.thinking_variable
-        if name is not None and "enable_thinking" in variables:
-            variables.setdefault(name, variables["enable_thinking"])
-        if "reasoning_effort" in variables:
-            variables.setdefault("reasoning_strength", variables["reasoning_effort"])
+        self.capabilities.thinking.fill(variables)
         if isinstance(keep := variables.get("preserve_reasoning"), bool):
             for other, value in PRESERVE_REASONING.items():
                 variables.setdefault(other, value if keep else not value)

@@ -311,15 +311,23 @@ class TextGenerator:
         text, prompt, tail = await self._rendered(messages, chat, choice, context, hold, root)
         _hold_scores(hold, prompt, params, n)
         chat = self._with_defaults(chat, choice)
-        thinking = thinking_of(
-            self.model.template.format, tail, may_begin=chat.continue_final_message is None
-        )
+        format = self.model.template.format
+        thinking = thinking_of(format, tail, may_begin=chat.continue_final_message is None)
+        calls = bool(chat.tools) and choice.mode != "none"
+        if not (thinks := self._thinks(chat)):
+            chat = attrs.evolve(chat, reasoning_budget=0, reasoning_message="")
+            if thinking is not None and format.channels is not None and not calls:
+                # Nothing but the answer may come, and so its header stands for the end.
+                header = "".join(texts[0] for texts in format.channels.answer)
+                thinking = attrs.evolve(thinking, end=header, begun=True)
         grammar = params.grammar
-        if chat.tools and choice.mode != "none":
+        if calls:
             grammar = await self._grammar(grammar, chat, choice, tail, root.owner)
         if grammar is not None:
-            format = self.model.template.format
-            grammar = after_thinking(grammar, format, thinking, chat.reasoning_format or "")
+            may_think = thinks or (thinking is not None and thinking.begun)
+            grammar = after_thinking(
+                grammar, format, thinking if may_think else None, chat.reasoning_format or ""
+            )
             if not grammar.lazy:
                 thinking = None  # the grammar applies to the whole output
         if grammar is not params.grammar:
@@ -347,6 +355,11 @@ class TextGenerator:
     async def end_thinking(self, task_id: int) -> bool:
         """End the reasoning of an answer; see `ModelServer.end_thinking`."""
         return await self._requests.dispatcher.call(partial(self._engine.end_thinking, task_id))
+
+    def _thinks(self, chat: ChatParams) -> bool:
+        """Whether the model may think before it answers. Where it is continued, it has begun to."""
+        is_off = self.model.variables_of(chat).get("enable_thinking") is False
+        return not is_off or chat.continue_final_message is not None
 
     def _choice(self, chat: ChatParams) -> ToolChoice:
         choice = choose(chat.tool_choice, chat.tools or ())

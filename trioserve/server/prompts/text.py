@@ -315,7 +315,7 @@ class ChatPrompts:
             self._is_slow = time.thread_time() - began > _QUICK.seconds
 
     def _render(self, template: ChatTemplate, messages: Messages, chat: ChatParams) -> str:
-        variables = {**self._model.template_variables, **chat.template_kwargs}
+        variables = self._model.variables_of(chat)
         part = chat.continue_final_message
         if part is not None:
             return render_continued(
@@ -400,7 +400,7 @@ class ChatPrompts:
             text,
             messages[:n_given],
             tools=chat.tools,
-            kwargs={**self._model.template_variables, **chat.template_kwargs},
+            kwargs=self._model.variables_of(chat),
         )
         return divergence_points_of(
             self._model.vocab,

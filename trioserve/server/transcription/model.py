@@ -187,7 +187,6 @@ _LFM2_SYSTEM = "Perform ASR."
 _PLAIN = ChatParams(
     template_kwargs={"enable_thinking": False},
     reasoning_format="deepseek",
-    reasoning_budget=0,
     parse_tools=False,
 )
 

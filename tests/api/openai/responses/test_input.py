@@ -173,7 +173,8 @@ def test_the_fields_that_a_chat_has_under_other_names() -> None:
     }
     chat = ResponsesRequest.parse(body).chat
     assert chat.max_tokens == 7
-    assert chat.template_kwargs == {"reasoning_effort": "low", "verbosity": "low"}
+    variables = {"enable_thinking": True, "reasoning_effort": "low", "verbosity": "low"}
+    assert chat.template_kwargs == variables
     assert chat.grammar is not None and chat.grammar.param == "text.format"
     assert (chat.logprobs, chat.top_logprobs, chat.n_probs) == (True, 2, 2)
     assert chat.scalars == {"temperature": 0.5, "top_k": 3}
@@ -417,11 +418,6 @@ def test_what_changes_nothing_is_taken() -> None:
         ("'messages' must.", "messages", ("'input' must.", "input")),
         ("messages[1]: No.", "messages[1]", ("input[0]: No.", "input[0]")),
         ("'messages[1].a[0].id' is.", "messages[1].a[0].id", ("'input[0]' is.", "input[0]")),
-        (
-            "'reasoning_effort' is.",
-            "reasoning_effort",
-            ("'reasoning.effort' is.", "reasoning.effort"),
-        ),
         ("'top_k' is.", "top_k", ("'top_k' is.", "top_k")),
         ("'tools[1].function.a' is.", "tools[1].function.a", ("'tools[1].a' is.", "tools[1].a")),
         ("The prompt has 9 tokens.", "prompt", ("The prompt has 9 tokens.", "input")),

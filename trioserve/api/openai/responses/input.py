@@ -136,14 +136,13 @@ MCP_CALL = "mcp_"
 
 #: How a chat's error messages name its fields.
 _IN_CHAT = re.compile(
-    r"'(?P<field>messages|response_format|reasoning_effort)'"
+    r"'(?P<field>messages|response_format)'"
     r"|messages\[(?P<message>\d+)\][\w.\[\]]*"
     r"|tools\[(?P<tool>\d+)\](?:\.function)?|(?P<flat>tool_choice)\.(?:function|allowed_tools)"
 )
 _NAMES = {
     "messages": "input",
     "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
     "prompt": "input",
 }
 

@@ -37,6 +37,7 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.request_schemas import of_fields
 from trioserve.api.base.stored_as import NOT_STORED, StoredAs
+from trioserve.api.base.thinking import ReasoningOptions
 from trioserve.api.openai.responses.input import Conversation, read_input
 from trioserve.api.openai.responses.tools import Offer
 from trioserve.chat.messages import MAX_MESSAGES, MAX_TOOLS, NOT_HOSTED, check_count
@@ -63,22 +64,7 @@ _LOGPROBS = "message.output_text.logprobs"
 #: What may be asked to be included without effect. Reasoning always is, as it is and not encrypted.
 _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
 
-_HAS_NO_SUMMARY = "there is the reasoning itself"
-
 # -- readers of single fields
-
-
-@attrs.frozen(kw_only=True)
-class ReasoningOptions(RequestBody):
-    """The field `reasoning`."""
-
-    unsupported: ClassVar[Mapping[str, Only]] = {
-        "context": Only("auto", harmless="the chat template decides what the model sees"),
-        "generate_summary": Only("auto", harmless=_HAS_NO_SUMMARY),
-        "mode": Only("standard", harmless="there is one mode"),
-        "summary": Only("auto", harmless=_HAS_NO_SUMMARY),
-    }
-    effort: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -255,7 +241,6 @@ class ResponsesRequest(StoringRequest):
         }
         others = {
             "max_tokens": self.max_output_tokens,
-            "reasoning_effort": self.reasoning.effort,
             "verbosity": self.text.get("verbosity"),
         }
         own |= {name: value for name, value in others.items() if value is not None}
