@@ -8,7 +8,8 @@ from typing import Any
 
 from trioserve.chat.deltas import Delta, Message, MessageBuilder
 from trioserve.chat.formats.syntax import ChatFormat
-from trioserve.chat.parse.parser import MessageParser, message_parser
+from trioserve.chat.parse.message import MessageParser
+from trioserve.chat.parse.parser import message_parser
 
 
 def make_parser(format: ChatFormat, **kwargs: Any) -> MessageParser:

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from trioserve.chat.deltas import ContentDelta, Delta, Message, MessageBuilder
-from trioserve.chat.parse.parser import MessageParser
+from trioserve.chat.parse.message import MessageParser
 from trioserve.concurrency import all_of
 from trioserve.errors import RequestEndedError, TrioServeError
 from trioserve.server.dispatch import UNREAD_BYTES, Mailbox, size_of

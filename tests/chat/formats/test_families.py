@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.support.message_writers import WRITERS, Call, Writer, parts
-from tests.support.parsing import parse
+from tests.support.parsing import deltas_of, parse
+from trioserve.chat.deltas import ContentDelta, ReasoningDelta, ToolCallStart
 from trioserve.chat.formats.families import FAMILIES, detect
 from trioserve.chat.formats.syntax import ChatFormat, Ignore, Parameters
-from trioserve.chat.parse.parser import REASONING_FORMATS
+from trioserve.chat.parse.message import REASONING_FORMATS
 from trioserve.chat.template.render import ChatTemplate
 
 #: For each format and property; set it higher to search for longer.
@@ -107,6 +108,71 @@ def test_what_a_model_writes_comes_back(name: str, data: st.DataObject) -> None:
     assert found == calls
     assert parse(pieces, writer.format, **kwargs) == whole
     assert parse(list(text), writer.format, **kwargs) == whole
+
+
+BLOCKS = st.lists(
+    st.tuples(
+        st.sampled_from(["think", "say", "call"]), st.text("abc é.-", min_size=1, max_size=9)
+    ),
+    max_size=7,
+)
+
+
+def written(writer: Writer, blocks: list[tuple[str, str]]) -> str:
+    """Write blocks one after another; the prompt has begun no reasoning."""
+    format, texts = writer.format, []
+    for kind, text in blocks:
+        if kind == "call":
+            texts.append(writer.write_calls([("f", {"a": text})]))
+        elif kind == "say":
+            texts.append(writer.content.replace("{}", f"{text}\n"))
+        elif format.channels is not None:
+            texts.append(writer.reasoning.replace("{}", text))
+        else:
+            assert format.reasoning is not None
+            texts.append(f"{format.reasoning.start}\n{text}\n{format.reasoning.end}\n")
+    start = "" if format.channels is None else format.channels.start + format.channels.role
+    return "".join(texts) if not start else start.join(["", *texts]).replace(start * 2, start)
+
+
+def read(pieces: Iterable[str], format: ChatFormat) -> list[tuple[str, str]]:
+    """The blocks that a text is read as."""
+    blocks: list[tuple[str, str]] = []
+    for delta in deltas_of(pieces, format, tools=tools_for([("f", {"a": ""})])):
+        kind = {ReasoningDelta: "think", ContentDelta: "say"}.get(type(delta), "call")
+        text = "" if isinstance(delta, ToolCallStart) else delta.text
+        if blocks and blocks[-1][0] == kind and not isinstance(delta, ToolCallStart):
+            text = blocks.pop()[1] + text
+        blocks.append((kind, text))
+    return [
+        (kind, json.loads(text)["a"] if kind == "call" else text.replace("\n", ""))
+        for kind, text in blocks
+    ]
+
+
+#: The formats in which text, reasoning and calls may come in any order.
+MIXED = [
+    name
+    for name, writer in WRITERS.items()
+    if writer.reasoning and not writer.bare and writer.most > 1 and name != "apriel"
+]
+
+
+@pytest.mark.parametrize("name", MIXED)
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(data=st.data())
+def test_text_reasoning_and_calls_in_any_order(name: str, data: st.DataObject) -> None:
+    writer = WRITERS[name]
+    blocks = [(kind, text.strip() or "x") for kind, text in data.draw(BLOCKS)]
+    text = written(writer, blocks)
+    expected: list[tuple[str, str]] = []
+    for kind, said in blocks:
+        if expected and kind != "call" and expected[-1][0] == kind:
+            expected[-1] = (kind, expected[-1][1] + said)
+        else:
+            expected.append((kind, said))
+    assert read([text], writer.format) == expected
+    assert read(text, writer.format) == expected
 
 
 def test_every_format_has_a_writer() -> None:

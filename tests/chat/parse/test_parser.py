@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -26,7 +27,7 @@ from trioserve.chat.deltas import (
 from trioserve.chat.formats import families
 from trioserve.chat.formats.families import FAMILIES, detect
 from trioserve.chat.formats.syntax import ChatFormat
-from trioserve.chat.parse.parser import REASONING_FORMATS, new_call_id
+from trioserve.chat.parse.message import REASONING_FORMATS, new_call_id
 from trioserve.errors import InvalidRequestError
 
 HERMES_THINK = families.HERMES_THINK
@@ -95,11 +96,75 @@ def test_only_legacy_reasoning_gets_the_marker_that_is_in_the_prompt() -> None:
     assert parse(text, reasoning_format="none", prompt_tail=tail) == Message("Hm</think>Hi")
 
 
-def test_a_call_in_reasoning_is_reasoning() -> None:
-    for name, (to_reasoning, _) in REASONING_FORMATS.items():
-        message = parse(f"<think>{CALL}</think>Hi", reasoning_format=name)
-        assert message.tool_calls == ()
-        assert message.reasoning_content == (CALL if to_reasoning else "")
+def test_a_call_in_reasoning_is_a_call() -> None:
+    for name, (to_reasoning, shown) in REASONING_FORMATS.items():
+        for end in ("", "</think>"):
+            message = parse(f"<think>Hm\n{CALL}\nSo{end}", reasoning_format=name)
+            assert message.tool_calls == (WEATHER,)
+            assert message.reasoning_content == ("HmSo" if to_reasoning else "")
+            assert message.content == (f"<think>Hm\nSo{end}" if shown else "")
+
+
+OFFERED = {"tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+
+
+@pytest.mark.parametrize(
+    ("text", "kwargs"),
+    [
+        (CALL.replace("get_weather", "other"), OFFERED),
+        ("a <tool_call> of", {}),
+        ("<tool_call>", {}),
+        (CALL, {"parse_tools": False}),
+    ],
+)
+def test_what_is_no_call_in_reasoning_is_reasoning(text: str, kwargs: dict[str, Any]) -> None:
+    for pieces in ([f"<think>{text}</think>Hi"], f"<think>{text}</think>Hi"):
+        assert parsing.parse(pieces, HERMES_THINK, **kwargs) == Message("Hi", text)
+    assert parse(f"<think>{text}", **kwargs) == Message("", text)
+    if kwargs is OFFERED:
+        assert parse(f"{text}<think>{CALL}", **kwargs).tool_calls[1:] == (
+            attrs.evolve(WEATHER, id="call_1"),
+        )
+
+
+THOUGHT = "<think>Hm</think>"
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning"),
+    [
+        (f"{THOUGHT}\n\n<think>So</think>\nHi", "Hi", "HmSo"),
+        (f"{THOUGHT}Hi\n<think>\nSo\n</think>\nyou", "Hi\nyou", "HmSo"),
+        (f"{THOUGHT}Hi<think>So</think>you", "Hiyou", "HmSo"),
+        (f"{THOUGHT}Hi<think>\nSo", "Hi", "HmSo"),
+        ("Hi\n <think>So</think>you", "Hi\n you", "So"),
+        (f"{CALL}\n<think>So</think>you", "you", "So"),
+        # What an answer says of the marker stays in it.
+        (f"{THOUGHT}Between <think> and", "Between <think> and", "Hm"),
+        (f"{THOUGHT}Use `<think>so`", "Use `<think>so`", "Hm"),
+        (f"{THOUGHT}Hi<think>", "Hi<think>", "Hm"),
+        (f"{THOUGHT}See:\n```\n<think>x\n```\n<think>So", "See:\n```\n<think>x\n```\n", "HmSo"),
+    ],
+)
+def test_more_reasoning(text: str, content: str, reasoning: str) -> None:
+    for pieces in ([text], list(text)):
+        message = parse(pieces)
+        assert (message.content, message.reasoning_content) == (content, reasoning)
+    shown = parse(text, reasoning_format="none").content
+    assert shown.replace("\n", "") == text.replace(CALL, "").replace("\n", "")
+
+
+def test_a_marker_that_nobody_writes_always_begins_reasoning() -> None:
+    text = "So [THINK]Hm[/THINK]Hi"
+    message = parse(text, format=families.MISTRAL_THINK)
+    assert message == Message("So Hi", "Hm")
+
+
+def test_an_answer_in_a_format_has_no_markers() -> None:
+    text = '<think>Hm</think>{"a": "\n<think>"}'
+    assert parse(text, is_formatted=True) == Message('{"a": "\n<think>"}', "Hm")
+    said = '<response>{"a": 1}'
+    assert parse(said, format=families.GRANITE_3, is_formatted=True) == Message(said)
 
 
 def test_an_unknown_reasoning_format_is_refused() -> None:

@@ -419,6 +419,17 @@ def test_harmony() -> None:
     assert raw.content == "<|channel|>analysis<|message|>Hm<|end|>Look:"
 
 
+def test_only_the_final_channel_of_harmony_is_an_answer_in_a_format() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary<|message|>"
+        'Look:<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>{"a": 1}'
+    )
+    kwargs = {"prompt_tail": "<|start|>assistant", "is_formatted": True}
+    assert parse(text, families.HARMONY, **kwargs) == Message('{"a": 1}', "HmLook:")
+    call = " to=functions.f<|channel|>commentary json<|message|>{}"
+    assert parse(call, families.HARMONY, **kwargs).tool_calls[0].name == "f"
+
+
 def test_harmony_streams() -> None:
     parser = make_parser(families.HARMONY, prompt_tail="<|start|>assistant")
     assert parser.feed("<|channel|>analysis<|message|>Hm") == [ReasoningDelta("Hm")]

@@ -26,7 +26,6 @@ from trioserve.api.base.vendors import ErrorShape
 from trioserve.chat.deltas import (
     ContentDelta,
     Message,
-    MessageBuilder,
     ReasoningDelta,
     ToolCall,
     ToolCallArguments,
@@ -215,19 +214,12 @@ class OllamaEvents(sse.EventWriter[sse.Event]):
             return b""
         if isinstance(event, Finished):
             return self._rest() + line(self._writer.last(Message(), event))
-        message = self._message(event)
-        probs = self._probs(event)
-        is_empty = not (message.content or message.reasoning_content or message.tool_calls)
-        if is_empty and not probs:
-            return b""
-        return line(self._writer.part(message, probs))
-
-    def _probs(self, event: Chunk | ChatChunk) -> Sequence[TokenProbs]:
-        """The candidates for the tokens of the text in an event."""
-        if self._tokens is None or isinstance(event, Chunk):
-            return event.probs
-        matched = self._tokens.match(event)
-        return [each for delta, _, probs in matched if isinstance(delta, TEXT) for each in probs]
+        if isinstance(event, Chunk):
+            parts = [_Said(event.text, probs=[*event.probs])]
+        else:
+            parts = self._said(event)
+        written = [each for each in parts if each.message != Message() or each.probs]
+        return b"".join(line(self._writer.part(each.message, each.probs)) for each in written)
 
     async def comment(self, pings: Pings) -> bytes:
         """Write a part without text as a ping, because clients skip no line."""
@@ -237,24 +229,46 @@ class OllamaEvents(sse.EventWriter[sse.Event]):
         calls = self._complete()
         return line(self._writer.part(Message(tool_calls=calls))) if calls else b""
 
-    def _message(self, event: Chunk | ChatChunk) -> Message:
-        if isinstance(event, Chunk):
-            return Message(event.text)
-        text = MessageBuilder()
-        calls: tuple[ToolCall, ...] = ()
-        for delta in event.deltas:
-            match delta:
-                case ToolCallStart(_, id_, name):
-                    calls += self._complete()
-                    self._call = ToolCall(id_, name, "")
-                case ToolCallArguments(_, more):
-                    assert self._call is not None
-                    self._call = attrs.evolve(self._call, arguments=self._call.arguments + more)
-                case _:
-                    calls += self._complete()
-                    text.add(delta)
-        return attrs.evolve(text.build(), tool_calls=calls)
+    def _said(self, event: ChatChunk) -> list[_Said]:
+        """Take an event apart. The thinking of a part comes before its text, and calls last."""
+        if self._tokens is None:
+            matched = [(delta, event.probs) for delta in event.deltas]
+        else:
+            matched = [(delta, tuple(probs)) for delta, _, probs in self._tokens.match(event)]
+        parts = [_Said()]
+        for delta, probs in matched:
+            if isinstance(delta, ToolCallArguments):
+                assert self._call is not None
+                self._call = attrs.evolve(self._call, arguments=self._call.arguments + delta.text)
+                continue
+            parts[-1].calls += self._complete()
+            if isinstance(delta, ToolCallStart):
+                self._call = ToolCall(delta.id, delta.name, "")
+                continue
+            if parts[-1].calls or (parts[-1].text and isinstance(delta, ReasoningDelta)):
+                parts.append(_Said())
+            if isinstance(delta, ContentDelta):
+                parts[-1].text += delta.text
+            else:
+                parts[-1].thinking += delta.text
+            parts[-1].probs += probs
+        return parts
 
     def _complete(self) -> tuple[ToolCall, ...]:
         call, self._call = self._call, None
         return () if call is None else (call,)
+
+
+@attrs.define
+class _Said:
+    """A part of a message, and the candidates for the tokens of its text."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    probs: list[TokenProbs] = attrs.field(factory=list)
+
+    @property
+    def message(self) -> Message:
+        """The part as a message."""
+        return Message(self.text, self.thinking, self.calls)

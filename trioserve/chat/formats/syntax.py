@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 import attrs
@@ -254,13 +254,20 @@ def held_back(text: str, markers: tuple[str, ...]) -> int:
     return 0 if found is None else len(text) - found.start()
 
 
-def first_of(text: str, markers: tuple[str, ...]) -> tuple[int, str]:
-    """Find the first of the markers in a text: its place, or -1, and which it is.
+def first_of(text: str, markers: tuple[str, ...], start: int = 0) -> tuple[int, str]:
+    """Find the first of the markers in a text, from `start`: its place, or -1, and which it is.
 
     Of those at the same place the first one counts.
     """
-    found = _patterns(markers)[0].search(text)
+    found = _patterns(markers)[0].search(text, start)
     return (-1, "") if found is None else (found.start(), found[0])
+
+
+@functools.lru_cache(maxsize=256)
+def beginning_of(markers: tuple[str, ...]) -> Callable[..., re.Match[str] | None]:
+    """Make the search for a character that a marker, or newlines before one, may begin with."""
+    characters = "".join(sorted({"\n", *(marker[0] for marker in markers)}))
+    return re.compile(f"[{re.escape(characters)}]" if markers else "(?!)").search
 
 
 @functools.lru_cache(maxsize=256)

@@ -134,6 +134,7 @@ class ChatOpening:
     prompt_tail: str  # how the prompt ends
     parse_tools: bool
     reasoning_format: str
+    is_formatted: bool  # whether a grammar determines all of the answer
 
     def answer(
         self,
@@ -156,6 +157,7 @@ class ChatOpening:
             reasoning_format=self.reasoning_format,
             tools=tools,
             prompt_tail=self.prompt_tail,
+            is_formatted=self.is_formatted,
         )
         return ChatStream(stream, parser, self.prompt_text, partial(end_thinking, stream.task_id))
 
@@ -321,6 +323,7 @@ class TextGenerator:
                 header = "".join(texts[0] for texts in format.channels.answer)
                 thinking = attrs.evolve(thinking, end=header, begun=True)
         grammar = params.grammar
+        is_formatted = grammar is not None and not grammar.lazy
         if calls:
             grammar = await self._grammar(grammar, chat, choice, tail, root.owner)
         if grammar is not None:
@@ -347,6 +350,7 @@ class TextGenerator:
             prompt_tail=tail,
             parse_tools=chat.parse_tools,
             reasoning_format=chat.reasoning_format,
+            is_formatted=is_formatted,
         )
         return opening, [
             stack.enter_context(self._requests.open(task, context, "chat")) for task in tasks
