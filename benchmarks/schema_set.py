@@ -173,9 +173,15 @@ class Report:
         return ["| | |", "|---|--:|", *(f"| {name} | {value} |" for name, value in rows)]
 
 
-def examine(backend: LlamaBackend, schemas: Sequence[_Schema], seed: int = 0) -> Report:
+def examine(
+    backend: LlamaBackend,
+    schemas: Sequence[_Schema],
+    seed: int = 0,
+    n_outputs: int = N_OUTPUTS,
+    max_tokens: int = MAX_TOKENS,
+) -> Report:
     """Compile schemas, and follow each with outputs of random tokens."""
-    report, walker = Report(n_schemas=len(schemas)), _Walker(backend, seed)
+    report, walker = Report(n_schemas=len(schemas)), _Walker(backend, seed, max_tokens)
     report.mask_us = walker.mask_us
     for schema in schemas:
         began = time.perf_counter()
@@ -187,7 +193,7 @@ def examine(backend: LlamaBackend, schemas: Sequence[_Schema], seed: int = 0) ->
         report.compile_ms.append((time.perf_counter() - began) * 1e3)
         checker = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
         validator = checker(schema, format_checker=jsonschema.FormatChecker())
-        for _ in range(N_OUTPUTS):
+        for _ in range(n_outputs):
             report.n_outputs += 1
             output = walker.walk(compiled)
             if output is None:
@@ -206,7 +212,8 @@ def _reason(message: str) -> str:
 class _Walker:
     """Follows grammars with random tokens, and rather with those that lead to the end."""
 
-    def __init__(self, backend: LlamaBackend, seed: int) -> None:
+    def __init__(self, backend: LlamaBackend, seed: int, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
         self._pieces = backend.vocab.pieces
         self._chance = random.Random(seed)
         self._is_end = np.zeros(len(self._pieces), dtype=np.bool_)
@@ -219,7 +226,7 @@ class _Walker:
         """Make an output; None: it did not come to an end."""
         matcher, mask, chance = compiled.matcher(), compiled.first, self._chance
         output: list[bytes] = []
-        for n in range(MAX_TOKENS):
+        for n in range(self._max_tokens):
             ids = mask.ids
             others = ids[~self._is_end[ids]]
             if len(others) < len(ids) and (chance.random() < 0.3 or not len(others)):

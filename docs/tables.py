@@ -25,6 +25,7 @@ from trioserve import errors
 from trioserve.api import openapi
 from trioserve.api.base.generation_request import ACCEPTED, UNSUPPORTED, UNSUPPORTED_IN_CHAT
 from trioserve.app import create_app, create_router
+from trioserve.chat.grammar.keywords import KEYWORDS
 from trioserve.cli.help import default_text, value_name
 from trioserve.config import Config
 from trioserve.config.flags import FLAGS, GROUPS, Flag
@@ -304,6 +305,23 @@ def _fields_of(route: Mapping[str, Any], data: Mapping[str, Any], description: A
     return text
 
 
+# -- structured output
+
+
+def keywords() -> str:
+    """A row for each keyword of JSON Schema; those that say the same share one."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for one in KEYWORDS.values():
+        condition = one.about if one.about.startswith(":") else f" if {one.about}"
+        effect = f"{one.effect.value}{condition if one.about else ''}"
+        rows.setdefault((effect, one.silent), []).append(f"`{one.name}`")
+    lines = ["| keyword | effect | says nothing, and is left out |", "|---|---|---|"]
+    lines += [
+        f"| {', '.join(names)} | {effect} | {silent} |" for (effect, silent), names in rows.items()
+    ]
+    return "\n".join(lines)
+
+
 GENERATORS: Mapping[str, Callable[[], str]] = {
     "accepted": accepted,
     "api": api,
@@ -311,6 +329,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "fields": fields,
     "errors": error_tree,
     "folders": folders,
+    "keywords": keywords,
     "left-out": left_out,
     "python": python,
 }

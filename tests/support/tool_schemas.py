@@ -1,12 +1,14 @@
 """Schemas of tools in the shapes that agents and MCP servers send: some 600, by name.
 
 Most are made: each shape of an argument in each shape of the object around it. Others are those of
-well-known tools, shortened.
+well-known tools, shortened, and those that the generators of schemas write for all their types.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
 Schema = dict[str, Any]
@@ -484,9 +486,18 @@ for _ in range(120):
     TOOLS["deep"] = obj(a=TOOLS["deep"])
 
 
+#: What pydantic, zod, schemars, System.Text.Json, NJsonSchema and Go's packages write, by name.
+GENERATED: dict[str, Any] = json.loads(
+    Path(__file__).with_name("generated_schemas.json").read_text(encoding="utf-8")
+)
+
+
 def corpus() -> dict[str, Schema]:
     """All of them, each a new object."""
     found = {f"tool: {name}": schema for name, schema in TOOLS.items()}
+    for name, schema in GENERATED.items():
+        is_object = schema.get("type") == "object"
+        found[f"generated: {name}"] = schema if is_object else obj("a", a=schema)
     for name, schema in ARGUMENTS.items():
         found |= _around(name, schema)
     return copy.deepcopy(found)

@@ -21,7 +21,7 @@ from tests.support.tool_grammars import (
 from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.grammar.answer import constrain
-from trioserve.chat.grammar.schemas import enforceable
+from trioserve.chat.grammar.plain import plain
 from trioserve.errors import InvalidRequestError
 from trioserve.llama.backend import LlamaBackend
 from trioserve.types import Grammar
@@ -70,8 +70,8 @@ def test_what_only_narrows_arguments_is_left_out_unless_the_function_is_strict(
         "then": {"required": ["not"]},
         "required": ["b"],
     }
-    assert enforceable(parameters, strict=True) == parameters
-    assert enforceable(parameters, strict=False) == {
+    assert plain(parameters, strict=True) == parameters
+    assert plain(parameters, strict=False) == {
         "type": "object",
         "properties": {
             "not": {"type": "array", "items": {"type": "string"}},

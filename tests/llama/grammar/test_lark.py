@@ -61,7 +61,7 @@ def test_lark_nests_rules_and_schemas(backend: LlamaBackend) -> None:
     [
         ("start: nothing", "nothing"),
         ("start", "Expected token"),
-        ('start: %json {"not": {}}', "'not' is not supported, at #/not"),
+        ('start: %json {"not": {"type": "null"}}', "'not' is not supported, at #/not"),
         ('start: %json {"x-guidance": {"lenient": true}}', "x-guidance"),
         ('start: %json {"a"', "not JSON"),
         ("start: %json " + '{"items":' * 500 + "{}" + "}" * 500, "nested more than 100 deep"),
@@ -249,7 +249,7 @@ def test_tags_of_control_tokens(backend: LlamaBackend) -> None:
 
 
 def test_a_schema_in_a_tag_that_cannot_be_enforced(backend: LlamaBackend) -> None:
-    grammar = tag(**{**CALLS, "tags": [call("f", {"not": {}})]})
+    grammar = tag(**{**CALLS, "tags": [call("f", {"not": {"type": "null"}})]})
     with pytest.raises(InvalidRequestError, match="'not' is not supported") as caught:
         backend.compile(grammar)
     assert caught.value.param == "structural_tag.format.tags[0].content.json_schema"

@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from trioserve.chat.grammar.keywords import FORMATS
+from trioserve.chat.grammar.plain import plain
 from trioserve.chat.grammar.schemas import (
-    FORMATS,
     MAX_LENGTH,
     NO_STRINGS,
     TYPES,
@@ -19,7 +20,6 @@ from trioserve.chat.grammar.schemas import (
     check_is_object,
     check_pattern,
     closed,
-    enforceable,
     is_text,
     is_too_deep,
     resolve,
@@ -63,7 +63,7 @@ def ladder(part: Part, fits: Callable[[Part], bool]) -> Iterator[tuple[Part, str
     if is_too_deep(given):
         return
     try:
-        schema = enforceable(given, strict=False)
+        schema = plain(given, strict=False)
         yield as_sent(Part(schema, schema, param)), ""
     except InvalidRequestError:
         pass  # the next one is well-formed, and an object

@@ -129,26 +129,8 @@ _MAX_PATTERN = 2**12
 MAX_DEPTH = 100  # values in values
 
 _TEXT_KEYWORDS = frozenset({"minLength", "maxLength", "pattern"})
-#: Keywords that only narrow a schema down, and that no grammar can enforce.
-NOT_ENFORCED = frozenset(
-    {
-        *("not", "if", "then", "else"),
-        *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems"),
-        *("dependencies", "dependentRequired", "dependentSchemas"),
-        *("propertyNames", "unevaluatedProperties"),
-    }
-)
-#: Keywords whose values are no schemas.
-_VALUES = frozenset({"const", "default", "enum", "examples"})
 #: The types of values.
 TYPES = ("string", "integer", "number", "boolean", "null", "object", "array")
-#: The formats of text that llguidance knows.
-FORMATS = frozenset(
-    {
-        *("date", "date-time", "duration", "email", "hostname"),
-        *("ipv4", "ipv6", "time", "uri", "uuid"),
-    }
-)
 _COMBINING = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
 
 
@@ -217,7 +199,11 @@ def _target(schema: Mapping[str, Any], root: Any) -> Any:
     all_of = schema.get("allOf")
     if isinstance(all_of, list) and len(all_of) == 1 and "properties" not in schema:
         return all_of[0]
-    reference = schema.get("$ref")
+    return pointed(schema.get("$ref"), root)
+
+
+def pointed(reference: object, root: Any) -> Any:
+    """Find the schema that a reference leads to; None: there is none in `root`."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     place: Any = root
@@ -324,29 +310,6 @@ def is_too_deep(schema: Any) -> bool:
 
 #: Keywords whose values are schemas by name: the names are no keywords.
 NAMED = ("properties", "patternProperties", "$defs", "definitions")
-
-
-def enforceable(schema: Any, *, strict: bool) -> Any:
-    """Leave out formats of texts that cannot be enforced: JSON Schema takes them for notes.
-
-    Unless the function is `strict`, other keywords that only narrow its arguments down are left
-    out where no grammar can enforce them: many tools have them, and check their arguments anyway.
-    """
-    if isinstance(schema, list):
-        return [enforceable(part, strict=strict) for part in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    kept: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _VALUES:
-            kept[key] = value
-        elif key in NAMED and isinstance(value, Mapping):
-            kept[key] = {name: enforceable(one, strict=strict) for name, one in value.items()}
-        elif key == "format" and isinstance(value, str) and value not in FORMATS:
-            continue
-        elif strict or key not in NOT_ENFORCED:
-            kept[key] = enforceable(value, strict=strict)
-    return kept
 
 
 def closed(part: Part) -> Part:

@@ -204,7 +204,8 @@ class Compiler:
             return ""
 
         if problem := ask(schema):
-            raise UnusableError(problem, locate(schema, problem, ask))
+            path, problem = locate(schema, problem, ask)
+            raise UnusableError(problem, path)
 
     def _kept(self, key: _Key, compiled: CompiledGrammar) -> CompiledGrammar:
         """Keep a grammar, unless another thread has compiled it meanwhile; returns which."""

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 from typing import Any
 
-from trioserve.chat.grammar.schemas import MAX_DEPTH, NAMED, NOT_ENFORCED, is_too_deep, moved
+from trioserve.chat.grammar.keywords import PARTLY, REFUSED
+from trioserve.chat.grammar.plain import plain
+from trioserve.chat.grammar.schemas import MAX_DEPTH, NAMED, is_too_deep, moved
 
 _MAX_TEXT = 2**18  # characters
 _MAX_REQUIRED = 2500  # names in all lists of required properties; the time grows with their square
@@ -16,12 +18,6 @@ _MAX_REQUIRED = 2500  # names in all lists of required properties; the time grow
 _MAX_SCHEMAS = 2500
 _LOCATE_SECONDS = 0.25
 
-#: Keywords of any draft that restrict values and that llguidance cannot enforce. It refuses those
-#: of the schema's own draft and silently ignores those of others.
-_UNSUPPORTED = NOT_ENFORCED | {
-    *("$dynamicRef", "$recursiveRef", "disallow", "divisibleBy", "extends"),
-    "x-guidance",  # options of llguidance, which clients may not set
-}
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SINGLES = ("items", "additionalItems", "additionalProperties")
 
@@ -54,14 +50,11 @@ def read_schema(text: str) -> Any:
         raise UnusableError("it is nested too deeply") from None
     except ValueError as error:
         raise UnusableError(f"it is not JSON: {error}") from None
-    check_schema(schema)
-    if schema is False:
-        raise UnusableError("nothing can follow it", "#")
-    return {} if schema is True else schema
+    return check_schema(schema)
 
 
-def check_schema(schema: Any) -> None:
-    """Check the bounds of a schema, and that all its keywords can be enforced.
+def check_schema(schema: Any) -> Any:
+    """Check the bounds of a schema, and that all its keywords can be enforced; `plain` writes it.
 
     Raises:
         UnusableError: it is too large, or has an unsupported keyword; the message names the
@@ -71,6 +64,7 @@ def check_schema(schema: Any) -> None:
         raise UnusableError(f"it is nested more than {MAX_DEPTH} deep")
     if not isinstance(schema, dict | bool):
         raise UnusableError("a schema is an object or a boolean", "#")
+    schema = plain(schema, as_json=True)
     n_required = 0
     for count, (path, part) in enumerate(_walk(schema)):
         if count == _MAX_SCHEMAS:
@@ -80,13 +74,18 @@ def check_schema(schema: Any) -> None:
         if n_required > _MAX_REQUIRED:
             raise UnusableError(f"it requires more than {_MAX_REQUIRED} properties")
         for keyword in part if isinstance(part, dict) else ():
-            if keyword in _UNSUPPORTED:
+            if keyword in REFUSED or keyword in PARTLY:
                 place = f"{path}/{_escape(keyword)}"
                 raise UnusableError(f"the keyword '{keyword}' is not supported", place)
+    if schema is False:
+        raise UnusableError("nothing can follow it", "#")
+    return {} if schema is True else schema
 
 
-def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> str:
+def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> tuple[str, str]:
     """Find the smallest part of a schema that has a problem; gives up after a while.
+
+    The problem of an object that lacks a member is that of the member.
 
     Args:
         schema: the whole.
@@ -94,7 +93,7 @@ def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> str:
         ask: describes the error in a schema; empty if there is none.
 
     Returns:
-        A JSON pointer, of the whole schema if no smaller part was found.
+        A JSON pointer, of the whole schema if no smaller part was found, and the problem there.
     """
     until = monotonic() + _LOCATE_SECONDS
     whole = moved(schema, "#/$defs/_")
@@ -102,12 +101,13 @@ def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> str:
     while True:
         for child_path, child in _children(path, part):
             if monotonic() > until:
-                return path
-            if ask({"$defs": {"_": whole}, "$ref": f"#/$defs/_{child_path[1:]}"}) == problem:
-                path, part = child_path, child
+                return path, problem
+            found = ask({"$defs": {"_": whole}, "$ref": f"#/$defs/_{child_path[1:]}"})
+            if found and (found == problem or "required property" in problem):
+                path, part, problem = child_path, child, found
                 break
         else:
-            return path
+            return path, problem
 
 
 def _walk(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -144,4 +144,6 @@ def brief(problem: str) -> str:
     lines = [line.strip() for line in problem.splitlines() if line.strip()] or ["unknown error"]
     causes = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     text = f"invalid regex: {causes[-1]}" if causes else lines[0]
+    if "Regex is empty" in text:
+        text = "no text matches 'pattern', 'format' and the lengths together"
     return text[:300].rstrip(" .:")

@@ -20,6 +20,7 @@ import attrs
 from llguidance import LLMatcher
 
 from trioserve.chat.grammar.arguments import load_step, write_any_arguments, write_arguments
+from trioserve.chat.grammar.plain import plain
 from trioserve.chat.grammar.regular import as_pattern
 from trioserve.chat.grammar.relaxed import as_sent, ladder
 from trioserve.chat.grammar.schemas import (
@@ -28,7 +29,6 @@ from trioserve.chat.grammar.schemas import (
     Part,
     Rules,
     choice,
-    enforceable,
     quoted,
     texts_in,
 )
@@ -72,7 +72,7 @@ class _Function:
     @property
     def as_sent(self) -> Part:
         """The schema of its arguments. Raises InvalidRequestError if it is none."""
-        schema = enforceable(self.schema, strict=self.strict)
+        schema = plain(self.schema, strict=self.strict)
         return as_sent(Part(schema, schema, self.param))
 
     @cached_property
