@@ -14,7 +14,7 @@ from trioserve.errors import UnavailableError
 #: Where an app has its state: `app.extensions[NAME]`.
 NAME = "trioserve"
 
-#: Seconds that a new connection has for its first request before its own address may take its place.
+#: Seconds that a new connection has for its first request before its address may take its place.
 #: In a burst, the connections come before what is sent on them.
 GRACE = 1.0
 
@@ -31,8 +31,8 @@ class Connections:
         self.n_connections = 0  # that are served
         self.n_refused = 0  # connections that are being told that there are too many
         self._n_of: Counter[str] = Counter()  # by address
-        #: Connections that wait for their clients, by address: the longest wait first. Each with the
-        #: time from which its address may close it.
+        #: Connections that wait for their clients, by address: the longest wait first. Each with
+        #: the time from which its address may close it.
         self._waiting: defaultdict[str, dict[trio.CancelScope, float]] = defaultdict(dict)
 
     @contextmanager
