@@ -112,6 +112,7 @@ async def test_logprobs_progress_and_timings_in_a_stream() -> None:
         ("Yes.", "Yes.", ""),
         ("Well.\n\n" + calls(("weather", {"city": "Paris"})), "Well.", ""),
         ("a b\n" + calls(("weather", {}), ("weather", {"city": "b"})), "a b", ""),
+        ("<think>Hm</think>1\n<think>So</think>é", "1\né", "HmSo"),
     ],
 )
 async def test_the_tokens_of_logprobs_are_those_of_the_text(
@@ -122,6 +123,7 @@ async def test_the_tokens_of_logprobs_are_those_of_the_text(
         whole = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
         stream = await client.post("/v1/chat/completions", json=body | {"stream": True})
     texts = {"content": b"", "reasoning_content": b""}
+    streamed = []
     for event in events_in(stream.text):
         (choice,) = event["choices"]
         delta = choice["delta"]
@@ -131,9 +133,9 @@ async def test_the_tokens_of_logprobs_are_those_of_the_text(
             tokens = b"".join(bytes(each["bytes"]) for each in choice["logprobs"]["content"])
             assert delta[name] in tokens.decode()  # a character may be split
             texts[name] += tokens
+            streamed += choice["logprobs"]["content"]
     assert texts == {"content": content.encode(), "reasoning_content": reasoning.encode()}
-    tokens = b"".join(bytes(each["bytes"]) for each in whole["logprobs"]["content"])
-    assert tokens == content.encode()
+    assert whole["logprobs"]["content"] == streamed
 
 
 async def test_tool_calls() -> None:
@@ -200,6 +202,19 @@ async def test_a_whole_completion() -> None:
     assert choice["logprobs"]["top_logprobs"][0] == {"A": 0.0}
     assert choice["logprobs"]["content"][0]["id"] == ord("A")
     assert choice["logprobs"]["text_offset"][:3] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+async def test_offsets_in_a_text_count_characters(echo: bool) -> None:
+    body = {"prompt": "aé", "logprobs": 1, "echo": echo}
+    async with client_of(answering("é€b")) as client:
+        whole = (await client.post("/v1/completions", json=body)).json()["choices"][0]
+        stream = await client.post("/v1/completions", json=body | {"stream": True})
+    expected = [0, 1, 1, 2, 2, 3, 3, 3, 4] if echo else [0, 0, 1, 1, 1, 2]
+    assert whole["logprobs"]["text_offset"][: len(expected)] == expected
+    choices = [choice for event in events_in(stream.text) for choice in event["choices"]]
+    found = [at for one in choices if one["logprobs"] for at in one["logprobs"]["text_offset"]]
+    assert found == expected
 
 
 async def test_the_tokens_of_a_text_end_before_a_stop_string() -> None:

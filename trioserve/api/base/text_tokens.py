@@ -108,14 +108,15 @@ class TokensOfText:
         return spans[::-1]
 
 
-def probs_of(
-    chunks: Iterable[ChatChunk],
-    kinds: type[Delta] | tuple[type[Delta], ...] = ContentDelta,
-) -> list[TokenProbs]:
-    """Collect the candidates for the tokens of a message's deltas of some kinds."""
+#: The parts of a message whose tokens have log probabilities.
+TEXT = (ContentDelta, ReasoningDelta)
+
+
+def probs_of(chunks: Iterable[ChatChunk]) -> list[TokenProbs]:
+    """Collect the candidates for the tokens of a message, those of its calls aside."""
     tokens = TokensOfText()
     matched = (each for chunk in chunks for each in tokens.match(chunk))
-    return [one for delta, _, probs in matched if isinstance(delta, kinds) for one in probs]
+    return [one for delta, _, probs in matched if isinstance(delta, TEXT) for one in probs]
 
 
 def probs_of_text(output: Completion) -> list[TokenProbs]:

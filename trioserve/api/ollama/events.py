@@ -68,10 +68,6 @@ SHAPE = ErrorShape(body, OllamaError, line, status, content_type=CONTENT_TYPE)
 # -- parts
 
 
-#: The parts of a message whose tokens have log probabilities.
-TEXT = (ContentDelta, ReasoningDelta)
-
-
 class _OllamaFunction(Answer):
     name: str
     arguments: dict[str, Any]
@@ -231,12 +227,11 @@ class OllamaEvents(sse.EventWriter[sse.Event]):
 
     def _said(self, event: ChatChunk) -> list[_Said]:
         """Take an event apart. The thinking of a part comes before its text, and calls last."""
-        if self._tokens is None:
-            matched = [(delta, event.probs) for delta in event.deltas]
-        else:
-            matched = [(delta, tuple(probs)) for delta, _, probs in self._tokens.match(event)]
+        probs_of: list[list[TokenProbs]] = [[] for _ in event.deltas]
+        if self._tokens is not None:
+            probs_of = [probs for _, _, probs in self._tokens.match(event)]
         parts = [_Said()]
-        for delta, probs in matched:
+        for delta, probs in zip(event.deltas, probs_of, strict=True):
             if isinstance(delta, ToolCallArguments):
                 assert self._call is not None
                 self._call = attrs.evolve(self._call, arguments=self._call.arguments + delta.text)

@@ -28,7 +28,6 @@ from trioserve.api.base.routes import Routes, Waiting, of_kind, while_unloaded
 from trioserve.api.base.text_tokens import probs_of
 from trioserve.api.ollama.events import (
     CONTENT_TYPE,
-    TEXT,
     OllamaChat,
     OllamaEvents,
     OllamaGenerated,
@@ -167,7 +166,7 @@ async def _answer(
         return await stream_reply(server, request, caller, [stream], events)
     done = await stream.read()
     if isinstance(done, ChatCompletion):
-        message, probs = done.message, probs_of(done.chunks, TEXT)
+        message, probs = done.message, probs_of(done.chunks)
     else:
         message, probs = Message(done.text), [*done.probs]
     return long_json(lambda: writer.last(message, done.finished, probs), size_of_outputs([done]))

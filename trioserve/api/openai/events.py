@@ -16,13 +16,14 @@ from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.custom_tools import TextArgument
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.output import FINGERPRINT, LiveTimings, OutputWriter, new_id, timings_of
-from trioserve.api.base.text_tokens import TokensOfText
+from trioserve.api.base.text_tokens import TEXT, TokensOfText
 from trioserve.api.base.usage import Usage, usage_of
 from trioserve.api.openai.logprobs import (
     TextLogprobs,
     chat_logprobs,
     echoed_logprobs,
     text_logprobs,
+    text_offsets,
 )
 from trioserve.chat.deltas import (
     ContentDelta,
@@ -259,7 +260,7 @@ class ChoiceEvents:
         written = []
         for delta, _, probs in self._tokens.match(event):
             logprobs = "null"
-            if isinstance(delta, ContentDelta | ReasoningDelta):
+            if isinstance(delta, TEXT):
                 logprobs = sse.encode(chat_logprobs(probs, self._request, self._params))
             written.append(self._choice(self._delta(delta), logprobs))
         return written
@@ -373,9 +374,9 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         if not self._tokens:
             return None
         ((_, probs),) = self._tokens[index].take([ContentDelta(text)])
-        written = text_logprobs(probs, self._params, self._n_top, offset=self._offsets[index])
-        self._offsets[index] += sum(map(len, written.tokens))
-        return written
+        start = self._offsets[index]
+        self._offsets[index] = text_offsets(probs, start)[-1]
+        return text_logprobs(probs, self._params, self._n_top, offset=start)
 
     def _last(self, index: int, event: Finished) -> str:
         self._timings[index] = event.timings

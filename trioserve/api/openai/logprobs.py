@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import codecs
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -58,8 +59,21 @@ def text_logprobs(
         tokens,
         [figure(each.chosen) for each in values],
         LazyList(lambda each: _top(each, n_top, figure), values),
-        list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
+        text_offsets(values, offset)[:-1],
     )
+
+
+def text_offsets(values: Sequence[TokenProbs], start: int = 0) -> list[int]:
+    """Find where each token begins in a text, in characters, and where the last one ends.
+
+    All parts of a character begin where it does.
+    """
+    return _offsets((each.chosen.piece for each in values), start)
+
+
+def _offsets(pieces: Iterable[bytes], start: int = 0) -> list[int]:
+    decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    return list(accumulate((len(decode(piece)) for piece in pieces), initial=start))
 
 
 def _top(probs: TokenProbs, n_top: int, figure: Callable[[TokenProb], float]) -> dict[str, float]:
@@ -86,8 +100,8 @@ def echoed_logprobs(
     pieces = [scores.piece_of(prompt.tokens[0]), *(each.chosen.piece for each in scores)]
     tokens = [*map(decode_piece, pieces)]
     # BOS, or a space that the vocabulary adds, is not in the text.
-    n_added = max(0, sum(map(len, tokens)) - len(text))
-    offsets = [max(0, start - n_added) for start in accumulate(map(len, tokens[:-1]), initial=0)]
+    *starts, end = _offsets(pieces)
+    offsets = [max(0, start - max(0, end - len(text))) for start in starts]
     n, rest = len(tokens), written.top_logprobs
 
     def top_of(index: int) -> dict[str, float] | None:
