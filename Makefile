@@ -60,7 +60,7 @@ help:
 	@echo "make mutate       change the code in 200 places, one at a time, and count what the fast tests notice"
 	@echo "make fuzz         decode damaged files, send a server mutated requests, then generated ones for FUZZ_SECONDS=300"
 	@echo "make soak         a mixed load on a server for SOAK_SECONDS=600; SOAK_ARGS='--svg FILE'"
-	@echo "make test-vocabularies  the tests on the vocabularies of llama.cpp's sources (77 MB, once)"
+	@echo "make test-vocabularies  the tests on the vocabularies and templates of llama.cpp's sources (77 MB, once)"
 	@echo "make test-schemas  schemas of published tools under every format; npm installs them to TEST_SCHEMAS"
 	@echo "make test-models  tests with a real model, 240 MB that it downloads to TEST_MODELS"
 	@echo "make test-clients coding agents and SDKs against a scripted model; installs them (3 GB) into CLIENTS; needs npm"
@@ -174,7 +174,8 @@ soak: $(VENV)/.installed-dev
 # LLAMA_CPP_SDIST may name an unpacked sdist of llama-cpp-python; else pip downloads it.
 test-vocabularies: $(VENV)/.installed-dev
 	@set -e; sources=$${LLAMA_CPP_SDIST:-$$($(PY) -m tests.support.llama_cpp_sources)}; \
-	LLAMA_CPP_SDIST="$$sources" $(PY) -m pytest tests/api/test_vocabularies.py tests/api/test_vocabularies_reference.py $(PYTEST_ARGS)
+	LLAMA_CPP_SDIST="$$sources" $(PY) -m pytest tests/api/test_vocabularies.py tests/api/test_vocabularies_reference.py \
+		tests/chat/formats/test_templates.py $(PYTEST_ARGS)
 
 TEST_SCHEMAS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trioserve/published-tools
 

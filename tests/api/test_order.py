@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.support import families
 from tests.support.clients import client_of, events_in, named_events_in
 from tests.support.ollama_api import lines_in
 from tests.support.parsing import deltas_of
 from tests.support.scripts import HI, answering
 from trioserve.api.ollama.events import OllamaChat, OllamaEvents, Writer
-from trioserve.chat.formats import families
 from trioserve.server.stream import ChatChunk
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": NUMBER}}\n</tool_call>'

@@ -1,10 +1,14 @@
-"""Writers of messages, one for each format, and what they write for one example."""
+"""Writers of messages, one for each format.
+
+Formats that the server derives are derived here too: from templates that write what writers do.
+"""
 
 # ruff: noqa: RUF001 - these models' markers have wide bars on purpose
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +16,7 @@ import attrs
 
 from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat, Elements, Literals, Parameters
+from trioserve.chat.template.render import ChatTemplate
 
 Call = tuple[str, dict[str, Any]]
 
@@ -111,82 +116,153 @@ def bare_keys(value: Any, quote: str) -> str:
     return dumps(value)
 
 
-def each(pattern: str, join: str = "", around: str = "{}") -> Callable[[list[Call]], str]:
-    """Write every call by a pattern: NAME and ARGS stand for what is in a call."""
+@attrs.frozen
+class Pattern:
+    """Writes every call by a pattern: NAME, INPUT and NUMBER, the id, stand for what is in a call.
 
-    def write(calls: list[Call]) -> str:
+    Arguments are JSON, or by the pattern of one with KEY, VALUE and, for text and other values,
+    the first or the second of `types` for TYPE. `around` has a place for all calls.
+    """
+
+    call: str
+    argument: str = ""
+    join: str = ""
+    around: str = "{}"
+    comma: str = ""
+    types: tuple[str, str] = ("", "")
+    value: Callable[[Any], str] = raw
+    #: What a template writes for a value, in Jinja.
+    value_in_jinja: str = "(v if v is string else v | tojson)"
+
+    def __call__(self, calls: list[Call]) -> str:
         texts = (
-            dumps(arguments).join(pattern.replace("NAME", name).split("ARGS"))
-            for name, arguments in calls
+            self._arguments(args).join(self._call(name).split("INPUT")) for name, args in calls
         )
-        return join.join(texts).join(around.split("{}"))
+        return self.join.join(texts).join(self.around.split("{}"))
 
-    return write
+    def _call(self, name: str) -> str:
+        return self.call.replace("NUMBER", "123456789").replace("NAME", name)
 
-
-def tagged(
-    pattern: str, parameter: str, join: str = "", around: str = "{}", *, cdata: bool = False
-) -> Callable[[list[Call]], str]:
-    """Write every call by a pattern, with NAME and ARGS, and each argument by one with KEY."""
-
-    def one(key: str, value: Any) -> str:
-        text = parameter.replace("KEY", key)
-        text = text.replace("ISTEXT", "true" if isinstance(value, str) else "false")
-        text = text.replace("TYPE", "string" if isinstance(value, str) else "object")
-        written = f"<![CDATA[{value}]]>" if cdata and isinstance(value, str) else raw(value)
-        return written.join(text.split("VALUE"))
-
-    def write(calls: list[Call]) -> str:
+    def _arguments(self, arguments: dict[str, Any]) -> str:
+        if not self.argument:
+            return dumps(arguments)
         texts = []
-        for name, arguments in calls:
-            body = "".join(one(key, value) for key, value in arguments.items())
-            texts.append(body.join(pattern.replace("NAME", name).split("ARGS")))
-        return join.join(texts).join(around.split("{}"))
+        for key, value in arguments.items():
+            kind = self.types[0 if isinstance(value, str) else 1]
+            text = self.argument.replace("KEY", key).replace("TYPE", kind)
+            texts.append(self.value(value).join(text.split("VALUE")))
+        return self.comma.join(texts)
 
-    return write
+    def in_jinja(self) -> str:
+        """Write the calls in `m.tool_calls`."""
+        kind = f"{{{{ {self.types[0]!r} if v is string else {self.types[1]!r} }}}}"
+        argument = jinja(
+            self.argument, KEY="{{ k }}", TYPE=kind, VALUE=f"{{{{ {self.value_in_jinja} }}}}"
+        )
+        comma = f"{{% if not loop.first %}}{jinja(self.comma)}{{% endif %}}"
+        arguments = f"{{% for k, v in f.arguments.items() %}}{comma}{argument}{{% endfor %}}"
+        if not self.argument:
+            arguments = "{{ f.arguments | tojson }}"
+        # Templates that write ids insist on nine characters.
+        number = "{{ one.id if one.id | length == 9 else raise_exception('id') }}"
+        call = jinja(self.call, NAME="{{ f.name }}", NUMBER=number, INPUT=arguments)
+        calls = (
+            "{% for one in m.tool_calls %}{% set f = one.function %}"
+            f"{{% if not loop.first %}}{jinja(self.join)}{{% endif %}}{call}{{% endfor %}}"
+        )
+        return calls.join(map(jinja, self.around.split("{}")))
 
 
-def python(calls: list[Call]) -> str:
-    texts = (
-        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
-        for name, arguments in calls
-    )
-    return f"<|tool_call_start|>[{', '.join(texts)}]<|tool_call_end|>"
+def jinja(text: str, **parts: str) -> str:
+    """Write text in Jinja as it is, but for words that stand for something."""
+    pieces = re.split(f"({'|'.join(parts)})", text) if parts else [text]
+    return "".join(parts.get(one) or f"{{{{ {one!r} }}}}" for one in pieces if one)
 
 
-def gemma(start: str, quote: str, end: str) -> Callable[[list[Call]], str]:
-    def write(calls: list[Call]) -> str:
-        return "".join(f"{start}call:{name}{bare_keys(args, quote)}{end}" for name, args in calls)
+_TURN = """\
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for m in messages %}{{ '<|turn|>' + m.role + '\\n' }}
+{%- if m.tool_calls or m.reasoning_content %}REASONING{% endif %}
+{%- if m.content %}CONTENT{% endif %}
+{%- if m.tool_calls %}CALLS{% endif %}{{ '<|over|>' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}PROMPT{% endif %}"""
 
-    return write
+
+def template_of(writer: Writer) -> str:
+    """Make a template that writes what a writer does."""
+    assert isinstance(writer.write_calls, Pattern)
+    thinking = ""
+    if writer.reasoning:
+        before, after = writer.reasoning.split("{}")
+        start = jinja(before or writer.prompt)
+        thinking = f"{start}{{{{ m.reasoning_content or '' }}}}{jinja(after)}"
+    said = "{{ m.content }}".join(map(jinja, writer.content.split("{}")))
+    source = _TURN.replace("REASONING", thinking).replace("CONTENT", said)
+    source = source.replace("CALLS", writer.write_calls.in_jinja())
+    return source.replace("PROMPT", jinja(writer.prompt) if writer.prompt else "")
 
 
 THINK = "<think>\n{}\n</think>\n\n"
-OBJECT = '{"name": "NAME", "arguments": ARGS}'
-HERMES = each(f"<tool_call>\n{OBJECT}\n</tool_call>", "\n", "\n{}")
-QWEN3_CODER = tagged(
-    "<tool_call>\n<function=NAME>\nARGS</function>\n</tool_call>",
+OBJECT = '{"name": "NAME", "arguments": INPUT}'
+COHERE = '    {"tool_call_id": "0", "tool_name": "NAME", "parameters": INPUT}'
+HERMES = Pattern(f"<tool_call>\n{OBJECT}\n</tool_call>", join="\n", around="\n{}")
+QWEN3_CODER = Pattern(
+    "<tool_call>\n<function=NAME>\nINPUT</function>\n</tool_call>",
     "<parameter=KEY>\nVALUE\n</parameter>\n",
-    "\n",
-    "\n\n{}",
+    join="\n",
+    around="\n\n{}",
 )
-DEEPSEEK_R1 = each(
-    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGS\n```<｜tool▁call▁end｜>",
-    "\n",
+DEEPSEEK = (
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
 )
-COHERE = each(
-    '    {"tool_call_id": "0", "tool_name": "NAME", "parameters": ARGS}', ",\n", "[\n{}\n]"
+KIMI = Pattern(
+    "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>INPUT<|tool_call_end|>",
+    around="<|tool_calls_section_begin|>{}<|tool_calls_section_end|>",
 )
-KIMI = each(
-    "<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>ARGS<|tool_call_end|>",
-    "",
-    "<|tool_calls_section_begin|>{}<|tool_calls_section_end|>",
+PYTHON = Pattern(
+    "NAME(INPUT)",
+    "KEY=VALUE",
+    comma=", ",
+    join=", ",
+    around="<|tool_call_start|>[{}]<|tool_call_end|>",
+    value=repr,
+    value_in_jinja="v | tojson",
 )
 
 
-def mistral(calls: list[Call]) -> str:
-    return "".join(f"[TOOL_CALLS]{name}[ARGS]{dumps(arguments)}" for name, arguments in calls)
+def gemma(start: str, quote: str, end: str) -> Pattern:
+    return Pattern(
+        f"{start}call:NAME{{INPUT}}{end}",
+        "KEY:VALUE",
+        comma=",",
+        value=lambda value: bare_keys(value, quote),
+        value_in_jinja=f"({quote!r} ~ v ~ {quote!r} if v is string else v | tojson)",
+    )
+
+
+def dsml(bar: str, section: str) -> Pattern:
+    """Write DeepSeek's markup; `bar` stands before each name of a tag."""
+    return Pattern(
+        f'<{bar}invoke name="NAME">\nINPUT</{bar}invoke>\n',
+        f'<{bar}parameter name="KEY" string="TYPE">VALUE</{bar}parameter>\n',
+        around=f"\n\n<{bar}{section}>\n{{}}</{bar}{section}>",
+        types=("true", "false"),
+    )
+
+
+def suffixed(suffix: str) -> Pattern:
+    """Write calls as Hunyuan does, whose markers have a suffix."""
+    return Pattern(
+        f"<tool_call{suffix}>NAME<tool_sep{suffix}>\nINPUT</tool_call{suffix}>\n",
+        f"<arg_key{suffix}>KEY</arg_key{suffix}>\n<arg_value{suffix}>VALUE</arg_value{suffix}>\n",
+        around=f"<tool_calls{suffix}>\n{{}}</tool_calls{suffix}>",
+    )
+
+
+def cdata(value: Any) -> str:
+    return f"<![CDATA[{value}]]>" if isinstance(value, str) else dumps(value)
 
 
 def elements(calls: list[Call]) -> str:
@@ -200,164 +276,141 @@ def elements(calls: list[Call]) -> str:
     return f"{mark}<tool_call>\n{''.join(texts)}{mark}</tool_call>"
 
 
-def generic(calls: list[Call]) -> str:
-    texts = (f'{{"name": "{name}", "arguments": {dumps(values)}}}' for name, values in calls)
-    return f'{{"tool_calls": [{", ".join(texts)}]}}'
+def derive(calls: Pattern, **fields: Any) -> Writer:
+    """Make a writer whose format is derived from a template that writes the same."""
+    writer = Writer(format=families.PLAIN, write_calls=calls, **fields)
+    found = ChatTemplate(template_of(writer)).recognized
+    assert found.name == "derived", found
+    return attrs.evolve(writer, format=found.format)
 
 
-def command_r7b(calls: list[Call]) -> str:
-    return f"<|START_ACTION|>{COHERE(calls)}<|END_ACTION|>"
-
-
-def command_r(calls: list[Call]) -> str:
-    return f"\nAction:\n```json\n{COHERE(calls)}\n```"
-
-
-def harmony(calls: list[Call]) -> str:
-    header = "<|start|>assistant<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
-    return "".join(header.format(name) + dumps(values) + "<|call|>" for name, values in calls)
-
-
-_ALL = (
-    Writer(format=families.HERMES_THINK, write_calls=HERMES, reasoning=THINK),
-    Writer(format=families.HERMES, write_calls=HERMES),
-    Writer(format=families.PLAIN_THINK, write_calls=generic, reasoning=THINK),
-    Writer(format=families.PLAIN, write_calls=generic),
-    Writer(format=families.QWEN3_CODER_THINK, write_calls=QWEN3_CODER, reasoning=THINK),
-    Writer(format=families.QWEN3_CODER, write_calls=QWEN3_CODER),
-    Writer(
-        format=families.GLM,
-        write_calls=tagged(
-            "\n<tool_call>NAME\nARGS</tool_call>",
+#: Writers whose formats are derived.
+DERIVED = {
+    "hermes": derive(HERMES),
+    "hermes-think": derive(HERMES, reasoning=THINK),
+    "qwen3-coder": derive(QWEN3_CODER),
+    "qwen3-coder-think": derive(QWEN3_CODER, reasoning=THINK),
+    "glm-4": derive(
+        Pattern(
+            "\n<tool_call>NAME\nINPUT</tool_call>",
             "<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n",
         ),
         reasoning="{}</think>\n",
-        prompt="<|assistant|><think>",
+        prompt="<think>",
     ),
-    Writer(
-        format=families.HUNYUAN,
-        write_calls=tagged(
-            "<tool_call:opensource>NAME<tool_sep:opensource>\nARGS</tool_call:opensource>\n",
-            "<arg_key:opensource>KEY</arg_key:opensource>\n"
-            "<arg_value:opensource>VALUE</arg_value:opensource>\n",
-            around="<tool_calls:opensource>\n{}</tool_calls:opensource>",
-        ),
-        reasoning="<think:opensource>{}</think:opensource>",
+    "hunyuan-3": derive(
+        suffixed(":opensource"), reasoning="<think:opensource>{}</think:opensource>"
     ),
-    Writer(
-        format=families.SEED_OSS,
-        write_calls=tagged(
-            "\n<seed:tool_call>\n<function=NAME>\nARGS</function>\n</seed:tool_call>",
+    "seed-oss": derive(
+        Pattern(
+            "\n<seed:tool_call>\n<function=NAME>\nINPUT</function>\n</seed:tool_call>",
             "<parameter=KEY>VALUE</parameter>\n",
         ),
         reasoning="<seed:think>{}</seed:think>\n",
     ),
-    Writer(
-        format=families.MINIMAX_M2,
-        write_calls=tagged(
-            '<invoke name="NAME">\nARGS</invoke>\n',
+    "minimax-m2": derive(
+        Pattern(
+            '<invoke name="NAME">\nINPUT</invoke>\n',
             '<parameter name="KEY">VALUE</parameter>\n',
             around="\n<minimax:tool_call>\n{}</minimax:tool_call>",
         ),
         reasoning="{}\n</think>\n\n",
-        prompt="]~b]ai\n<think>\n",
+        prompt="<think>\n",
     ),
+    "mistral-array": derive(
+        Pattern(OBJECT[:-1] + ', "id": "NUMBER"}', join=", ", around="[TOOL_CALLS][{}]")
+    ),
+    "mistral": derive(Pattern("[TOOL_CALLS]NAME[CALL_ID]NUMBER[ARGS]INPUT")),
+    "mistral-think": derive(Pattern("[TOOL_CALLS]NAME[ARGS]INPUT"), reasoning="[THINK]{}[/THINK]"),
+    "deepseek-r1": derive(
+        Pattern(
+            DEEPSEEK[0] + "function<｜tool▁sep｜>NAME\n```json\nINPUT\n```" + DEEPSEEK[1],
+            join="\n",
+            around=DEEPSEEK[2],
+        ),
+        reasoning="{}\n</think>\n\n",
+        prompt="<think>\n",
+    ),
+    "deepseek-v3.1": derive(
+        Pattern(DEEPSEEK[0] + "NAME<｜tool▁sep｜>INPUT" + DEEPSEEK[1], around=DEEPSEEK[2]),
+        reasoning="{}</think>",
+        prompt="<think>",
+    ),
+    "deepseek-v3.2": derive(
+        dsml("｜DSML｜", "function_calls"), reasoning="{}</think>", prompt="<think>"
+    ),
+    "command-r7b": derive(
+        Pattern(COHERE, join=",\n", around="<|START_ACTION|>[\n{}\n]<|END_ACTION|>"),
+        reasoning="<|START_THINKING|>{}<|END_THINKING|>",
+        content="<|START_RESPONSE|>{}<|END_RESPONSE|>",
+    ),
+    "command-r": derive(Pattern(COHERE, join=",\n", around="\nAction:\n```json\n[\n{}\n]\n```")),
+    "firefunction": derive(Pattern(OBJECT, join=", ", around="functools[{}]")),
+    "lfm2-think": derive(PYTHON, reasoning="<think>{}</think>"),
+    "function-gemma": derive(gemma("<start_function_call>", "<escape>", "<end_function_call>")),
+}
+
+_NAMED = (
+    Writer(
+        format=families.PLAIN,
+        write_calls=Pattern(OBJECT, join=", ", around='{"tool_calls": [{}]}'),
+    ),
+    Writer(format=families.HERMES, write_calls=HERMES),
     Writer(format=families.MINIMAX_M3, write_calls=elements, reasoning="<mm:think>{}</mm:think>"),
     Writer(
         format=families.MINIMAX_M1,
-        write_calls=each(OBJECT, "\n", "\n<tool_calls>\n{}\n</tool_calls>"),
+        write_calls=Pattern(OBJECT, join="\n", around="\n<tool_calls>\n{}\n</tool_calls>"),
         reasoning=THINK,
     ),
     Writer(
         format=families.MINICPM5,
-        write_calls=tagged(
-            '\n<function name="NAME">ARGS</function>',
+        write_calls=Pattern(
+            '\n<function name="NAME">INPUT</function>',
             '<param name="KEY">VALUE</param>',
-            cdata=True,
+            value=cdata,
         ),
         reasoning=THINK,
     ),
     Writer(
         format=families.LLAMA3,
-        write_calls=each('{"name": "NAME", "parameters": ARGS}', "; "),
+        write_calls=Pattern('{"name": "NAME", "parameters": INPUT}', join="; "),
     ),
-    Writer(
-        format=families.MISTRAL_OLD,
-        write_calls=each(OBJECT[:-1] + ', "id": "123456789"}', ", ", "[TOOL_CALLS][{}]"),
-    ),
-    Writer(format=families.MISTRAL, write_calls=mistral),
-    Writer(format=families.MISTRAL_THINK, write_calls=mistral, reasoning="[THINK]{}[/THINK]"),
-    Writer(
-        format=families.DEEPSEEK_R1,
-        write_calls=DEEPSEEK_R1,
-        reasoning="{}\n</think>\n\n",
-        prompt="<｜Assistant｜><think>\n",
-    ),
-    Writer(format=families.DEEPSEEK_V3, write_calls=DEEPSEEK_R1),
-    Writer(
-        format=families.DEEPSEEK_V3_1,
-        write_calls=each(
-            "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGS<｜tool▁call▁end｜>",
-            "",
-            "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
-        ),
-        reasoning="{}</think>",
-        prompt="<｜Assistant｜><think>",
-    ),
-    Writer(
-        format=families.DEEPSEEK_V3_2,
-        write_calls=tagged(
-            '<｜DSML｜invoke name="NAME">\nARGS</｜DSML｜invoke>\n',
-            '<｜DSML｜parameter name="KEY" string="ISTEXT">VALUE</｜DSML｜parameter>\n',
-            around="\n\n<｜DSML｜function_calls>\n{}</｜DSML｜function_calls>",
-        ),
-        reasoning="{}</think>",
-        prompt="<｜Assistant｜><think>",
-    ),
-    Writer(format=families.KIMI_K2_THINK, write_calls=KIMI, reasoning=THINK),
     Writer(format=families.KIMI_K2, write_calls=KIMI),
     Writer(
         format=families.KIMI_K3,
-        write_calls=tagged(
-            '<|open|>call tool="NAME" index="1"<|sep|>ARGS<|close|>call<|sep|>',
+        write_calls=Pattern(
+            '<|open|>call tool="NAME" index="1"<|sep|>INPUT<|close|>call<|sep|>',
             '<|open|>argument key="KEY" type="TYPE"<|sep|>VALUE<|close|>argument<|sep|>',
             around="<|open|>tools<|sep|>{}<|close|>tools<|sep|><|close|>message<|sep|>",
+            types=("string", "object"),
         ),
         reasoning="{}<|close|>think<|sep|>",
         content="<|open|>response<|sep|>{}<|close|>response<|sep|>",
         prompt="<|open|>think<|sep|>",
     ),
     Writer(
-        format=families.COMMAND_R7B,
-        write_calls=command_r7b,
-        reasoning="<|START_THINKING|>{}<|END_THINKING|>",
-        content="<|START_RESPONSE|>{}<|END_RESPONSE|>",
-    ),
-    Writer(format=families.COMMAND_R, write_calls=command_r),
-    Writer(
         format=families.GRANITE_3,
-        write_calls=each(OBJECT, ", ", "<|tool_call|>[{}]"),
-        reasoning="<think>{}</think>\n",
+        write_calls=Pattern(OBJECT, join=", ", around="<|tool_call|>[{}]"),
         content="<response>{}</response>",
     ),
     Writer(
         format=families.NEMOTRON_V2,
-        write_calls=each(OBJECT, ", ", "\n<TOOLCALL>[{}]</TOOLCALL>"),
+        write_calls=Pattern(OBJECT, join=", ", around="\n<TOOLCALL>[{}]</TOOLCALL>"),
         reasoning=THINK,
     ),
     Writer(
         format=families.APRIEL,
-        write_calls=each(OBJECT, ", ", "\n<tool_calls>[{}]</tool_calls>"),
+        write_calls=Pattern(OBJECT, join=", ", around="\n<tool_calls>[{}]</tool_calls>"),
         reasoning="{}\n[BEGIN FINAL RESPONSE]\n",
         prompt="<|begin_assistant|>\nHere are my reasoning steps:\n",
     ),
-    Writer(format=families.FIREFUNCTION, write_calls=each(OBJECT, ", ", "functools[{}]")),
-    Writer(format=families.FUNCTIONARY_3_1, write_calls=each("<function=NAME>ARGS</function>")),
-    Writer(format=families.LFM2_THINK, write_calls=python, reasoning="<think>{}</think>"),
-    Writer(format=families.LFM2, write_calls=python),
+    Writer(format=families.FUNCTIONARY_3_1, write_calls=Pattern("<function=NAME>INPUT</function>")),
+    Writer(format=families.LFM2, write_calls=PYTHON),
     Writer(
         format=families.APERTUS,
-        write_calls=each('{"NAME": ARGS}', ", ", "<|tools_prefix|>[{}]<|tools_suffix|>"),
+        write_calls=Pattern(
+            '{"NAME": INPUT}', join=", ", around="<|tools_prefix|>[{}]<|tools_suffix|>"
+        ),
         reasoning="<|inner_prefix|>{}<|inner_suffix|>",
     ),
     Writer(
@@ -365,17 +418,12 @@ _ALL = (
         write_calls=gemma("<|tool_call>", '<|"|>', "<tool_call|>"),
         reasoning="<|channel>thought\n{}\n<channel|>",
     ),
-    Writer(
-        format=families.FUNCTION_GEMMA,
-        write_calls=gemma("<start_function_call>", "<escape>", "<end_function_call>"),
-    ),
-    Writer(format=families.GIGACHAT, write_calls=each(f"<|function_call|>{OBJECT}"), most=1),
+    Writer(format=families.GIGACHAT, write_calls=Pattern(f"<|function_call|>{OBJECT}"), most=1),
     Writer(
         format=families.SOLAR,
-        write_calls=each(
-            "<|tool_call:begin|>id<|tool_call:name|>NAME<|tool_call:args|>ARGS<|tool_call:end|>",
-            "",
-            "<|begin|>assistant<|tool_calls|>{}<|calls|>",
+        write_calls=Pattern(
+            "<|tool_call:begin|>id<|tool_call:name|>NAME<|tool_call:args|>INPUT<|tool_call:end|>",
+            around="<|begin|>assistant<|tool_calls|>{}<|calls|>",
         ),
         reasoning="<|think|>{}<|end|>",
         content="<|begin|>assistant<|content|>{}<|end|>",
@@ -383,19 +431,25 @@ _ALL = (
     ),
     Writer(
         format=families.HARMONY,
-        write_calls=harmony,
+        write_calls=Pattern(
+            "<|start|>assistant<|channel|>commentary to=functions.NAME "
+            "<|constrain|>json<|message|>INPUT<|call|>"
+        ),
         reasoning="<|channel|>analysis<|message|>{}<|end|>",
         content="<|start|>assistant<|channel|>final<|message|>{}<|end|>",
         prompt="<|end|><|start|>assistant",
     ),
     Writer(
         format=families.FUNCTIONARY_3_2,
-        write_calls=each(">>>NAME\nARGS"),
+        write_calls=Pattern(">>>NAME\nINPUT"),
         content=">>>all\n{}",
     ),
 )
 
 _NAMES = {format: name for name, format in families.FAMILIES.items()}
 
-#: By the name of the format.
-WRITERS = {_NAMES[writer.format]: writer for writer in _ALL}
+PLAIN_THINK = attrs.evolve(families.PLAIN, reasoning=families.THINK)
+
+#: All writers by the names of their formats; one that is asked for may be derived, too.
+WRITERS = {_NAMES[writer.format]: writer for writer in _NAMED} | DERIVED
+WRITERS["plain-think"] = attrs.evolve(WRITERS["plain"], format=PLAIN_THINK, reasoning=THINK)

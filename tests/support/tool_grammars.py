@@ -10,10 +10,10 @@ from typing import Any
 
 import jsonschema
 
+from tests.support.families import FUNCTIONARY_3_2
 from tests.support.message_writers import Writer
 from tests.support.parsing import parse
 from trioserve.chat.deltas import Message
-from trioserve.chat.formats.families import FUNCTIONARY_3_2
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.params import ToolChoice
 from trioserve.llama.backend import LlamaBackend

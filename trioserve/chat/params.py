@@ -8,8 +8,10 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from trioserve.chat.messages import MAX_TOOLS, check_count
-from trioserve.chat.template.continuation import ContinueFinalMessage
 from trioserve.errors import InvalidRequestError
+
+#: Which part of the final message is continued. "auto": its reasoning, if it has nothing else.
+ContinueFinalMessage: TypeAlias = Literal["auto", "content", "reasoning_content"]
 
 Mode: TypeAlias = Literal["auto", "none", "required"]
 

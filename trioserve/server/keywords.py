@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from trioserve.chat.params import ChatParams, ToolChoice
-from trioserve.chat.template.continuation import ContinueFinalMessage
+from trioserve.chat.params import ChatParams, ContinueFinalMessage, ToolChoice
 from trioserve.server.context import ANYONE, RequestContext, refuse, take
 from trioserve.server.runs.params import Approval
 from trioserve.types import Grammar, TokenId

@@ -9,6 +9,7 @@ import attrs
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.support import families
 from tests.support.message_writers import WRITERS
 from tests.support.tool_grammars import (
     AUTO,
@@ -26,7 +27,6 @@ from tests.support.tool_grammars import (
     walk,
 )
 from trioserve.chat.deltas import ToolCallStart
-from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat, JsonCall, ToolCalls
 from trioserve.chat.grammar import answer
 from trioserve.chat.grammar.answer import constrain
@@ -281,7 +281,7 @@ def test_markers_may_be_control_tokens(backend: LlamaBackend, text_attribute: st
     [
         (families.HERMES, ("<tool_call>",)),
         (families.QWEN3_CODER, ("<function=",)),
-        (families.DEEPSEEK_V3_2, ("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>")),  # noqa: RUF001
+        (families.DEEPSEEK_V3_2, ('<｜DSML｜invoke name="',)),  # noqa: RUF001
         (families.FIREFUNCTION, ("functools[", "functools [", "functools\n[")),
         (families.LLAMA3, ("<|python_tag|>",)),
         (families.HARMONY, ("<|channel|>commentary to=functions.",)),

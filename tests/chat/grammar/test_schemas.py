@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import families
 from tests.support.message_writers import WRITERS
 from tests.support.tool_grammars import (
     AUTO,
@@ -18,7 +19,6 @@ from tests.support.tool_grammars import (
     taking,
     tool,
 )
-from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.grammar.plain import plain

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from trioserve.chat.formats import families
-from trioserve.chat.formats.families import FAMILIES
+from tests.support import families
+from tests.support.families import FAMILIES
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.grammar.answer import after_thinking
 from trioserve.chat.parse.parser import preserved_tokens, thinking_of

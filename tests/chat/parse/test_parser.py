@@ -13,7 +13,8 @@ import attrs
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.support import parsing
+from tests.support import families, parsing
+from tests.support.families import FAMILIES
 from tests.support.parsing import make_parser
 from trioserve.chat.deltas import (
     ContentDelta,
@@ -24,8 +25,6 @@ from trioserve.chat.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.chat.formats import families
-from trioserve.chat.formats.families import FAMILIES, detect
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.message import REASONING_FORMATS, new_call_id
 from trioserve.errors import InvalidRequestError
@@ -420,21 +419,3 @@ def test_every_call_comes_back(
     body = f'{{"name": {json.dumps(name, ensure_ascii=ascii_)}, "arguments": {raw}}}'
     call = parse(list(f"<tool_call>\n{body}\n</tool_call>"))
     assert call == Message(tool_calls=(ToolCall("call_0", name, raw),))
-
-
-# -- formats
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("{{ '<tool_call>' }}{{ '</think>' }}", families.HERMES_THINK),
-        ("{{ '<tool_call>' }}", families.HERMES),
-        ("{{ '<tool_call><function=' }}{{ '</think>' }}", families.PLAIN_THINK),
-        ("{{ content.split('</think>')[-1] }}", families.PLAIN_THINK),
-        ("{{ messages[0].content }}", families.PLAIN),
-        ("", families.PLAIN),
-    ],
-)
-def test_detect(source: str, expected: ChatFormat) -> None:
-    assert detect(source) is expected

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import families
 from tests.support.parsing import built, deltas_of, make_parser
 from trioserve.chat.deltas import (
     ContentDelta,
@@ -17,7 +18,6 @@ from trioserve.chat.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import message_parser
 

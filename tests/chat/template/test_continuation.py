@@ -6,9 +6,9 @@ from typing import Any, get_args
 
 import pytest
 
+from tests.support.families import HARMONY, PLAIN, PLAIN_THINK
 from tests.support.parsing import parse
 from trioserve.chat.deltas import Message
-from trioserve.chat.formats.families import HARMONY, PLAIN, PLAIN_THINK
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.template.builtin import CHATML
 from trioserve.chat.template.continuation import (

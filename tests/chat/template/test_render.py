@@ -168,7 +168,7 @@ def test_an_error_names_the_message_after_one_was_added() -> None:
 def test_the_format_is_the_one_that_the_model_is_told() -> None:
     assert ChatTemplate(BARE).format.tool_calls is GENERIC_CALLS
     assert ChatTemplate(BARE + "{# <tool_call> #}").format.tool_calls is GENERIC_CALLS
-    assert ChatTemplate(FULL + "{# <tool_call> #}").format is HERMES
+    assert ChatTemplate(FULL + "{# <tool_call> #}").format.tool_calls is HERMES.tool_calls
 
 
 def test_variables_that_one_family_wants_in_place_of_tools() -> None:

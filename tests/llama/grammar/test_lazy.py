@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.engine_events import preempt
+from tests.support.families import HARMONY
 from tests.support.grammar_bench import GREEDY, Bench
-from trioserve.chat.formats.families import HARMONY
 from trioserve.chat.grammar.answer import after_thinking
 from trioserve.errors import EngineError, InvalidRequestError
 from trioserve.llama.backend import LlamaBackend

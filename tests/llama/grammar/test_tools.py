@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.support import families
 from tests.support.grammar_bench import generate
 from tests.support.message_writers import WRITERS
 from tests.support.tool_grammars import (
@@ -24,7 +25,6 @@ from tests.support.tool_grammars import (
     tool,
 )
 from tests.support.tool_schemas import closed, obj
-from trioserve.chat.formats import families
 from trioserve.chat.formats.syntax import ChatFormat, JsonArguments, Marker, Name, ToolCalls
 from trioserve.chat.grammar.answer import constrain
 from trioserve.errors import InvalidRequestError

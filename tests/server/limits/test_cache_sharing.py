@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from tests.support.clients import client_and_service, client_of_app
+from tests.support.families import HERMES
 from tests.support.scripted_server import serve
 from trioserve.app import create_app
-from trioserve.chat.formats.families import HERMES
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.params import ToolChoice
 from trioserve.config import Config

@@ -38,8 +38,13 @@ from trioserve.chat.messages import (
     parse_messages,
     parse_tools,
 )
-from trioserve.chat.params import MODES, ChatParams, ToolChoice, parse_tool_choice
-from trioserve.chat.template.continuation import ContinueFinalMessage
+from trioserve.chat.params import (
+    MODES,
+    ChatParams,
+    ContinueFinalMessage,
+    ToolChoice,
+    parse_tool_choice,
+)
 from trioserve.errors import InvalidRequestError
 
 # -- tools that the server runs

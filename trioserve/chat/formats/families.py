@@ -1,12 +1,11 @@
-"""How each family of models writes its messages, as data, and which family a template is of."""
+"""The families of models whose format is not derived from their templates, as data.
 
-# ruff: noqa: RUF001 - these models' markers have wide bars on purpose
+Each says why: its template writes no calls, or not as the model does, or nothing can be compared.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import attrs
 
 from trioserve.chat.formats.syntax import (
     Channels,
@@ -31,9 +30,7 @@ from trioserve.chat.formats.syntax import (
 
 THINK = Reasoning("<think>", "</think>")
 
-#: Templates with these write calls in ``<tool_call>`` too, but not as JSON.
-_OTHER_CALLS = ("<function=", "<arg_key>", "<parameter=", "<invoke")
-_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
+_NAMED = JsonCall(ignored_keys=("type", "id"))
 
 
 def _name_to(mark: str) -> tuple[Step, ...]:
@@ -41,183 +38,31 @@ def _name_to(mark: str) -> tuple[Step, ...]:
     return Name(until=(mark,)), Marker(mark)
 
 
-# -- one JSON object a call
-
-_NAMED = JsonCall(ignored_keys=("type", "id"))
-HERMES = ChatFormat(
-    mentions=("<tool_call>",),
-    lacks=_OTHER_CALLS,
-    tool_calls=ToolCalls(starts=("<tool_call>",), call=(_NAMED,), closing=("</tool_call>",)),
-)
-HERMES_THINK = attrs.evolve(HERMES, mentions=("<tool_call>", "</think>"), reasoning=THINK)
-
-#: For models whose template has no place for tools, as llama.cpp asks them to write calls.
-GENERIC_CALLS = ToolCalls(
-    bare="{",
-    starts=(),
-    opening=(
-        Marker("{"),
-        Choice(
-            '"response"',
-            (Marker('"response"'), Marker(":"), JsonContent()),
-            (OneOf(('"tool_calls"', '"tool_call"')), Marker(":"), Maybe(("[",))),
-        ),
-    ),
-    call=(_NAMED,),
-    between=(",",),
-    closing=("]", "}"),
-)
-PLAIN = ChatFormat(tool_calls=GENERIC_CALLS)
-PLAIN_THINK = attrs.evolve(PLAIN, mentions=("</think>",), reasoning=THINK)
-_LLAMA3_CALL = JsonCall(arguments_keys=("parameters", "arguments"), ignored_keys=("type", "id"))
-LLAMA3 = ChatFormat(
-    mentions=("<|start_header_id|>", '"parameters"'),
-    tool_calls=ToolCalls(
-        bare="{",
-        starts=("<|python_tag|>",),
-        call=(
-            Choice(
-                "{",
-                (_LLAMA3_CALL,),
-                (
-                    Name(until=(".call(",)),
-                    Marker(".call"),
-                    Literals(open="(", equals="=", close=")"),
-                ),
-            ),
-        ),
-        between=(";",),
-    ),
-)
-MINIMAX_M1 = ChatFormat(
-    mentions=("<beginning_of_sentence>", "<tool_calls>"),
-    reasoning=THINK,
-    tool_calls=ToolCalls(
-        starts=("<tool_calls>",), call=(_NAMED,), again=("{",), closing=("</tool_calls>",)
-    ),
-)
-GIGACHAT = ChatFormat(
-    mentions=("<|role_sep|>", "<|message_sep|>"),
-    tool_calls=ToolCalls(
-        starts=("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>"),
-        call=(_NAMED,),
-    ),
-)
-
-# -- an array of JSON objects
-
-
-def _array(
-    start: str, *closing: str, call: tuple[Step, ...] = (_NAMED,), short_ids: bool = False
-) -> ToolCalls:
+def _array(start: str, *closing: str, call: tuple[Step, ...] = (_NAMED,)) -> ToolCalls:
     return ToolCalls(
         starts=(start,),
         opening=(Marker("["),),
         call=call,
         between=(",",),
         closing=("]", *closing),
-        short_ids=short_ids,
     )
 
 
-MISTRAL_OLD = ChatFormat(
-    mentions=("[TOOL_CALLS]",), tool_calls=_array("[TOOL_CALLS]", short_ids=True)
+# -- templates that ask for calls, and write none of earlier answers
+
+# Many fine-tuned models have a template that only describes calls.
+HERMES = ChatFormat(
+    mentions=("<tool_call>",),
+    lacks=("<function=", "<arg_key>", "<parameter=", "<invoke"),
+    tool_calls=ToolCalls(starts=("<tool_call>",), call=(_NAMED,), closing=("</tool_call>",)),
 )
-NEMOTRON_V2 = ChatFormat(
-    mentions=("<TOOLCALL>",), reasoning=THINK, tool_calls=_array("<TOOLCALL>", "</TOOLCALL>")
-)
-APRIEL = ChatFormat(
-    mentions=("<tool_calls>", "[BEGIN FINAL RESPONSE]"),
-    reasoning=Reasoning("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
-    tool_calls=_array("<tool_calls>", "</tool_calls>"),
-    dropped=("[END FINAL RESPONSE]",),
-)
-FIREFUNCTION = ChatFormat(mentions=("functools[",), tool_calls=_array("functools"))
+# Its template says in words how to call.
 GRANITE_3 = ChatFormat(
     mentions=("<|tool_call|>", "<|start_of_role|>"),
-    reasoning=THINK,
     tool_calls=_array("<|tool_call|>"),
     dropped=("<response>", "</response>"),
 )
-_COHERE = JsonCall(
-    name_keys=("tool_name",), arguments_keys=("parameters",), ignored_keys=("tool_call_id",)
-)
-COMMAND_R7B = ChatFormat(
-    mentions=("<|START_ACTION|>",),
-    reasoning=Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
-    tool_calls=_array("<|START_ACTION|>", "<|END_ACTION|>", call=(_COHERE,)),
-    dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
-)
-COMMAND_R = ChatFormat(
-    mentions=("<|CHATBOT_TOKEN|>", "Action:"),
-    tool_calls=ToolCalls(
-        starts=("Action:",),
-        opening=(Marker("```json"), Marker("[")),
-        call=(_COHERE,),
-        between=(",",),
-        closing=("]", "```"),
-    ),
-)
-APERTUS = ChatFormat(
-    mentions=("<|tools_prefix|>",),
-    reasoning=Reasoning("<|inner_prefix|>", "<|inner_suffix|>"),
-    tool_calls=_array(
-        "<|tools_prefix|>",
-        "<|tools_suffix|>",
-        call=(Marker("{"), QuotedName(), Marker(":"), JsonArguments(), Marker("}")),
-    ),
-)
-
-# -- the name between markers, then the arguments as JSON
-
-MISTRAL = ChatFormat(
-    mentions=("[TOOL_CALLS]", "[ARGS]"),
-    tool_calls=ToolCalls(
-        starts=("[TOOL_CALLS]",),
-        call=(
-            Name(until=("[CALL_ID]", "[ARGS]", "{")),
-            Ignore(until=("[ARGS]", "{")),
-            Maybe(("[ARGS]",)),
-            JsonArguments(),
-        ),
-        short_ids=True,
-    ),
-)
-MISTRAL_THINK = attrs.evolve(
-    MISTRAL,
-    mentions=("[TOOL_CALLS]", "[ARGS]", "[THINK]"),
-    reasoning=Reasoning("[THINK]", "[/THINK]"),
-)
-
-
-def _deepseek(*call: Step) -> ToolCalls:
-    begin, end = _DEEPSEEK_CALL, "<｜tool▁call▁end｜>"
-    return ToolCalls(
-        starts=("<｜tool▁calls▁begin｜>", begin),
-        call=(Marker(begin), *call, Marker(end)),
-        again=(begin,),
-        closing=("<｜tool▁calls▁end｜>",),
-    )
-
-
-DEEPSEEK_R1 = ChatFormat(
-    mentions=(_DEEPSEEK_CALL, "```json", "</think>"),
-    reasoning=THINK,
-    tool_calls=_deepseek(
-        Marker("function"),
-        Marker("<｜tool▁sep｜>"),
-        Name(until=("\n",)),
-        Marker("```json"),
-        JsonArguments(),
-        Marker("```"),
-    ),
-)
-DEEPSEEK_V3 = attrs.evolve(DEEPSEEK_R1, mentions=(_DEEPSEEK_CALL, "```json"), reasoning=None)
-DEEPSEEK_V3_1 = ChatFormat(
-    mentions=(_DEEPSEEK_CALL,),
-    reasoning=THINK,
-    tool_calls=_deepseek(*_name_to("<｜tool▁sep｜>"), JsonArguments()),
-)
+# Two of its three templates change lists, which the sandbox refuses.
 KIMI_K2 = ChatFormat(
     mentions=("<|tool_calls_section_begin|>",),
     tool_calls=ToolCalls(
@@ -233,9 +78,81 @@ KIMI_K2 = ChatFormat(
         closing=("<|tool_calls_section_end|>",),
     ),
 )
-KIMI_K2_THINK = attrs.evolve(
-    KIMI_K2, mentions=("<|tool_calls_section_begin|>", "</think>"), reasoning=THINK
+# Its templates have a place for calls only since LFM2.5, and not all of these.
+LFM2 = ChatFormat(
+    mentions=("List of tools: ",),
+    tool_calls=_array(
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        call=(Name(until=("(",)), Literals(open="(", equals="=", close=")")),
+    ),
 )
+
+# -- families that differ from what their templates write
+
+# Built-in tools are called as ``<|python_tag|>brave_search.call(query="…")``, which templates show
+# in no history; after that marker several calls have a semicolon between them.
+LLAMA3 = ChatFormat(
+    mentions=("<|start_header_id|>", '"parameters"'),
+    tool_calls=ToolCalls(
+        bare="{",
+        starts=("<|python_tag|>",),
+        call=(
+            Choice(
+                "{",
+                (
+                    JsonCall(
+                        arguments_keys=("parameters", "arguments"), ignored_keys=("type", "id")
+                    ),
+                ),
+                (
+                    Name(until=(".call(",)),
+                    Marker(".call"),
+                    Literals(open="(", equals="=", close=")"),
+                ),
+            ),
+        ),
+        between=(";",),
+    ),
+)
+# It reasons, which its template mentions nowhere.
+MINIMAX_M1 = ChatFormat(
+    mentions=("<beginning_of_sentence>", "<tool_calls>"),
+    reasoning=THINK,
+    tool_calls=ToolCalls(
+        starts=("<tool_calls>",), call=(_NAMED,), again=("{",), closing=("</tool_calls>",)
+    ),
+)
+# In version 3 a call begins with the marker that ends any message.
+GIGACHAT = ChatFormat(
+    mentions=("<|role_sep|>", "<|message_sep|>"),
+    tool_calls=ToolCalls(
+        starts=("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>"),
+        call=(_NAMED,),
+    ),
+)
+# Its template writes text before a call as a message by itself.
+NEMOTRON_V2 = ChatFormat(
+    mentions=("<TOOLCALL>",), reasoning=THINK, tool_calls=_array("<TOOLCALL>", "</TOOLCALL>")
+)
+# Its reasoning begins with a sentence, which the prompt has.
+APRIEL = ChatFormat(
+    mentions=("<tool_calls>", "[BEGIN FINAL RESPONSE]"),
+    reasoning=Reasoning("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    tool_calls=_array("<tool_calls>", "</tool_calls>"),
+    dropped=("[END FINAL RESPONSE]",),
+)
+# Its template writes reasoning only in a form of content that no client sends.
+APERTUS = ChatFormat(
+    mentions=("<|tools_prefix|>",),
+    reasoning=Reasoning("<|inner_prefix|>", "<|inner_suffix|>"),
+    tool_calls=_array(
+        "<|tools_prefix|>",
+        "<|tools_suffix|>",
+        call=(Marker("{"), QuotedName(), Marker(":"), JsonArguments(), Marker("}")),
+    ),
+)
+# Reasoning and answer are messages, which begin with the role again.
 SOLAR = ChatFormat(
     mentions=("<|tool_call:begin|>",),
     reasoning=Reasoning("<|think|>", "<|end|>"),
@@ -254,6 +171,7 @@ SOLAR = ChatFormat(
     ),
     dropped=("<|begin|>assistant", "<|content|>", "<|end|>"),
 )
+# A turn with calls ends with another token than one of text, which closes no call.
 FUNCTIONARY_3_1 = ChatFormat(
     mentions=("<function=", "</function>", "<|eom_id|>"),
     tool_calls=ToolCalls(
@@ -261,62 +179,7 @@ FUNCTIONARY_3_1 = ChatFormat(
         call=(*_name_to(">"), JsonArguments(), Marker("</function>")),
     ),
 )
-
-# -- each argument between markers
-
-
-def _coder(start: str, end: str, *, newlines: bool) -> ToolCalls:
-    return ToolCalls(
-        starts=(start, "<function="),
-        call=(
-            Marker("<function="),
-            *_name_to(">"),
-            Parameters(
-                open="<parameter=",
-                key_end=">",
-                close="</parameter>",
-                ends=("</function>", end),
-                newlines=newlines,
-            ),
-            Maybe(("</function>",)),
-        ),
-        again=("<function=",),
-        closing=(end,),
-    )
-
-
-QWEN3_CODER = ChatFormat(
-    mentions=("<function=", "<parameter="),
-    tool_calls=_coder("<tool_call>", "</tool_call>", newlines=True),
-)
-QWEN3_CODER_THINK = attrs.evolve(
-    QWEN3_CODER, mentions=("<function=", "<parameter=", "</think>"), reasoning=THINK
-)
-SEED_OSS = ChatFormat(
-    mentions=("<seed:tool_call>",),
-    reasoning=Reasoning("<seed:think>", "</seed:think>"),
-    tool_calls=_coder("<seed:tool_call>", "</seed:tool_call>", newlines=False),
-)
-MINIMAX_M2 = ChatFormat(
-    mentions=("<minimax:tool_call>",),
-    reasoning=THINK,
-    tool_calls=ToolCalls(
-        starts=("<minimax:tool_call>",),
-        call=(
-            Marker('<invoke name="'),
-            *_name_to('">'),
-            Parameters(
-                open='<parameter name="',
-                key_end='">',
-                close="</parameter>",
-                ends=("</invoke>",),
-            ),
-            Marker("</invoke>"),
-        ),
-        again=('<invoke name="',),
-        closing=("</minimax:tool_call>",),
-    ),
-)
+# Arguments are elements within elements, with a marker that looks like parts of tags.
 _M3 = "]<]minimax[>["
 MINIMAX_M3 = ChatFormat(
     mentions=(_M3,),
@@ -332,28 +195,7 @@ MINIMAX_M3 = ChatFormat(
         closing=(f"{_M3}</tool_call>",),
     ),
 )
-DEEPSEEK_V3_2 = ChatFormat(
-    mentions=("｜DSML｜", "</think>"),
-    reasoning=THINK,
-    tool_calls=ToolCalls(
-        starts=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
-        call=(
-            Marker('<｜DSML｜invoke name="'),
-            *_name_to('">'),
-            Parameters(
-                open='<｜DSML｜parameter name="',
-                key_end='"',
-                value_open=">",
-                text_attribute='string="true"',
-                close="</｜DSML｜parameter>",
-                ends=("</｜DSML｜invoke>",),
-            ),
-            Marker("</｜DSML｜invoke>"),
-        ),
-        again=('<｜DSML｜invoke name="',),
-        closing=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
-    ),
-)
+# Text with special characters is CDATA.
 MINICPM5 = ChatFormat(
     mentions=('<function name="', '<param name="'),
     reasoning=THINK,
@@ -372,45 +214,7 @@ MINICPM5 = ChatFormat(
         ),
     ),
 )
-GLM = ChatFormat(
-    mentions=("<arg_key>", "<tool_call>"),
-    reasoning=THINK,
-    tool_calls=ToolCalls(
-        starts=("<tool_call>",),
-        call=(
-            Name(until=("<arg_key>", "</tool_call>")),
-            Parameters(
-                open="<arg_key>",
-                key_end="</arg_key>",
-                value_open="<arg_value>",
-                close="</arg_value>",
-                ends=("</tool_call>",),
-            ),
-            Marker("</tool_call>"),
-        ),
-    ),
-)
-HUNYUAN = ChatFormat(
-    mentions=(":opensource", "<tool_sep"),
-    reasoning=Reasoning("<think:opensource>", "</think:opensource>"),
-    tool_calls=ToolCalls(
-        starts=("<tool_calls:opensource>",),
-        call=(
-            Marker("<tool_call:opensource>"),
-            *_name_to("<tool_sep:opensource>"),
-            Parameters(
-                open="<arg_key:opensource>",
-                key_end="</arg_key:opensource>",
-                value_open="<arg_value:opensource>",
-                close="</arg_value:opensource>",
-                ends=("</tool_call:opensource>",),
-            ),
-            Marker("</tool_call:opensource>"),
-        ),
-        again=("<tool_call:opensource>",),
-        closing=("</tool_calls:opensource>",),
-    ),
-)
+# Names of tags stand behind the tags, so that markers are texts and tags.
 KIMI_K3 = ChatFormat(
     mentions=("<|open|>", "<|close|>", "<|sep|>"),
     reasoning=Reasoning("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
@@ -440,34 +244,19 @@ KIMI_K3 = ChatFormat(
         "<|close|>message<|sep|>",
     ),
 )
-
-# -- literals
-
-LFM2 = ChatFormat(
-    mentions=("List of tools: ",),
-    tool_calls=_array(
-        "<|tool_call_start|>",
-        "<|tool_call_end|>",
-        call=(Name(until=("(",)), Literals(open="(", equals="=", close=")")),
-    ),
-)
-LFM2_THINK = attrs.evolve(LFM2, mentions=("List of tools: ", "</think>"), reasoning=THINK)
-
-
-def _gemma(start: str, end: str, *, quote: str) -> ToolCalls:
-    arguments = Literals(open="{", equals=":", close="}", quotes=(quote,), escapes=False)
-    call = (Marker("call:"), Name(until=("{",)), arguments)
-    return ToolCalls(starts=(start,), call=call, closing=(end,))
-
-
+# Reasoning begins with a tag and a word, and text comes behind calls.
 GEMMA4 = ChatFormat(
     mentions=("<|tool_call>call:",),
     reasoning=Reasoning("<|channel>thought", "<channel|>"),
-    tool_calls=_gemma("<|tool_call>", "<tool_call|>", quote='<|"|>'),
-)
-FUNCTION_GEMMA = ChatFormat(
-    mentions=("<start_function_call>",),
-    tool_calls=_gemma("<start_function_call>", "<end_function_call>", quote="<escape>"),
+    tool_calls=ToolCalls(
+        starts=("<|tool_call>",),
+        call=(
+            Marker("call:"),
+            Name(until=("{",)),
+            Literals(open="{", equals=":", close="}", quotes=('<|"|>',), escapes=False),
+        ),
+        closing=("<tool_call|>",),
+    ),
 )
 
 # -- rows of messages
@@ -501,24 +290,38 @@ FUNCTIONARY_3_2 = ChatFormat(
     ),
 )
 
-#: All formats by name. The first one that fits a template is its format.
-FAMILIES: Mapping[str, ChatFormat] = {
-    "harmony": HARMONY, "functionary-3.2": FUNCTIONARY_3_2, "mistral-think": MISTRAL_THINK,
-    "mistral": MISTRAL, "mistral-array": MISTRAL_OLD, "deepseek-r1": DEEPSEEK_R1,
-    "deepseek-v3": DEEPSEEK_V3, "deepseek-v3.1": DEEPSEEK_V3_1, "deepseek-v3.2": DEEPSEEK_V3_2,
-    "kimi-k2-think": KIMI_K2_THINK, "kimi-k2": KIMI_K2, "kimi-k3": KIMI_K3,
-    "minimax-m2": MINIMAX_M2, "minimax-m3": MINIMAX_M3, "minimax-m1": MINIMAX_M1,
-    "command-r7b": COMMAND_R7B, "command-r": COMMAND_R, "granite-3": GRANITE_3,
-    "nemotron-nano-v2": NEMOTRON_V2, "apriel": APRIEL, "firefunction": FIREFUNCTION,
-    "functionary-3.1": FUNCTIONARY_3_1, "lfm2-think": LFM2_THINK, "lfm2": LFM2, "apertus": APERTUS,
-    "gemma-4": GEMMA4, "function-gemma": FUNCTION_GEMMA, "gigachat-3": GIGACHAT,
-    "solar-open": SOLAR, "seed-oss": SEED_OSS, "hunyuan-3": HUNYUAN, "minicpm-5": MINICPM5,
-    "glm-4": GLM, "qwen3-coder-think": QWEN3_CODER_THINK, "qwen3-coder": QWEN3_CODER,
-    "hermes-think": HERMES_THINK, "hermes": HERMES, "llama-3": LLAMA3, "plain-think": PLAIN_THINK,
-    "plain": PLAIN,
+# -- any other model
+
+#: For models whose template has no place for tools, as llama.cpp asks them to write calls.
+GENERIC_CALLS = ToolCalls(
+    bare="{",
+    starts=(),
+    opening=(
+        Marker("{"),
+        Choice(
+            '"response"',
+            (Marker('"response"'), Marker(":"), JsonContent()),
+            (OneOf(('"tool_calls"', '"tool_call"')), Marker(":"), Maybe(("[",))),
+        ),
+    ),
+    call=(_NAMED,),
+    between=(",",),
+    closing=("]", "}"),
+)
+PLAIN = ChatFormat(tool_calls=GENERIC_CALLS)
+
+#: Formats that are not derived. The first one that fits a template is its format.
+SPECIAL: Mapping[str, ChatFormat] = {
+    "harmony": HARMONY, "functionary-3.2": FUNCTIONARY_3_2, "kimi-k3": KIMI_K3,
+    "minimax-m3": MINIMAX_M3, "minimax-m1": MINIMAX_M1, "nemotron-nano-v2": NEMOTRON_V2,
+    "apriel": APRIEL, "functionary-3.1": FUNCTIONARY_3_1, "apertus": APERTUS, "gemma-4": GEMMA4,
+    "gigachat-3": GIGACHAT, "solar-open": SOLAR, "minicpm-5": MINICPM5, "llama-3": LLAMA3,
 }  # fmt: skip
 
+#: Formats of templates that no format can be derived from, because they write no calls.
+ASKED_FOR: Mapping[str, ChatFormat] = {
+    "kimi-k2": KIMI_K2, "granite-3": GRANITE_3, "lfm2": LFM2, "hermes": HERMES,
+}  # fmt: skip
 
-def detect(source: str) -> ChatFormat:
-    """Choose the format of a model by the source of its chat template."""
-    return next(format for format in FAMILIES.values() if format.fits(source))
+#: All formats that are not derived, by name.
+FAMILIES: Mapping[str, ChatFormat] = {**SPECIAL, **ASKED_FOR, "plain": PLAIN}

@@ -5,17 +5,15 @@ where the prompts of other chats are likely to diverge from it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta
 from trioserve.chat.formats.syntax import ChatFormat, Reasoning
 from trioserve.chat.messages import Message, Messages, parse_messages
+from trioserve.chat.params import ContinueFinalMessage
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
 from trioserve.types.task import shared_length
-
-#: Which part of the final message is continued. "auto": its reasoning, if it has nothing else.
-ContinueFinalMessage: TypeAlias = Literal["auto", "content", "reasoning_content"]
 
 
 def continued_part(messages: object, part: ContinueFinalMessage) -> ContinueFinalMessage:

@@ -9,10 +9,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import attrs
 import jinja2
 
-from trioserve.chat.formats.families import GENERIC_CALLS, detect
+from trioserve.chat.derive.probes import Probes
+from trioserve.chat.derive.recognize import Recognized, recognize
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.messages import (
     ROLES,
@@ -146,10 +146,24 @@ class ChatTemplate:
     @functools.cached_property
     def format(self) -> ChatFormat:
         """How the model writes its messages."""
-        found = detect(self.source)
-        if self.capabilities.supports_tools:
-            return found
-        return attrs.evolve(found, tool_calls=GENERIC_CALLS)  # as the prompt asks it to
+        return self.recognized.format
+
+    @functools.cached_property
+    def recognized(self) -> Recognized:
+        """The format of the model, and how it was found: the first look renders the template."""
+        can = self.capabilities
+        probes = Probes(
+            self._probe,
+            as_objects=can.supports_object_arguments,
+            reasoning_field=can.reasoning_field,
+            fill=can.thinking.fill,
+        )
+        return recognize(
+            self.source,
+            probes,
+            shows_tools=can.supports_tools,
+            shows_calls=can.supports_tool_calls,
+        )
 
     def render(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     summary = describe(resolve(config.model))
     if "--template" in switches:
         print(summary.template, end="")
+        _describe_format(summary.template)
         return 0
     if "--fit" in switches:
         return _show_fit(config, as_json="--json" in switches)
@@ -48,6 +50,15 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     else:
         print(_text(summary, memory, problem), end="")
     return 1 if problem else 0
+
+
+def _describe_format(source: str) -> None:
+    """Say on standard error, so that the template stands alone, how the model writes."""
+    from trioserve.chat.template.render import ChatTemplate
+
+    found = ChatTemplate(source).recognized
+    lines = [f"format: {found.name}", *(f"{name}: {result}" for name, result in found.findings)]
+    print(*lines, sep="\n", file=sys.stderr)
 
 
 def _fit_switch(argv: Sequence[str]) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.support.families import HERMES_THINK
 from tests.support.message_writers import WRITERS
 from trioserve.api.openai.responses.events import ResponseBuilder, ResponseEvents
 from trioserve.api.openai.responses.items import Event
 from trioserve.api.openai.responses.request import ResponsesRequest
-from trioserve.chat.formats.families import HERMES_THINK
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.parse.parser import message_parser
 from trioserve.errors import DeadlineExceededError

@@ -1,0 +1,78 @@
+"""The chat templates of llama.cpp: what they write for calls is read back.
+
+`LLAMA_CPP_SDIST` names llama.cpp's sources; ``make test-vocabularies`` gets them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.histories import History, differences
+from tests.support.vocabularies import chat_templates
+from trioserve.chat.template.render import ChatTemplate
+
+pytestmark = pytest.mark.needs("LLAMA_CPP_SDIST")
+
+#: Formats that are not derived. All others are.
+NAMED = {
+    "Apertus-8B-Instruct": "apertus",
+    "Apriel-1.6-15b-Thinker-fixed": "apriel",
+    "GigaChat3-10B-A1.8B": "gigachat-3",
+    "GigaChat3.1-10B-A1.8B": "gigachat-3",
+    "HuggingFaceTB-SmolLM3-3B": "plain",
+    "Kimi-K2-Instruct": "kimi-k2",
+    "Kimi-K2-Thinking": "kimi-k2",
+    "Kimi-K3": "kimi-k3",
+    "LFM2-8B-A1B": "lfm2",
+    "LFM2.5-Instruct": "lfm2",
+    "MiniMax-M1": "minimax-m1",
+    "MiniMax-M3": "minimax-m3",
+    "NVIDIA-Nemotron-Nano-v2": "nemotron-nano-v2",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": "plain",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "plain",
+    "deepseek-ai-DeepSeek-V3.1": "plain",
+    "google-gemma-2-2b-it": "plain",
+    "google-gemma-4-31B-it": "gemma-4",
+    "google-gemma-4-31B-it-interleaved": "gemma-4",
+    "ibm-granite-granite-3.3-2B-Instruct": "granite-3",
+    "llama-cpp-rwkv-world": "plain",
+    "meetkai-functionary-medium-v3.1": "functionary-3.1",
+    "meetkai-functionary-medium-v3.2": "functionary-3.2",
+    "meta-llama-Llama-3.1-8B-Instruct": "llama-3",
+    "meta-llama-Llama-3.2-3B-Instruct": "llama-3",
+    "meta-llama-Llama-3.3-70B-Instruct": "llama-3",
+    "microsoft-Phi-3.5-mini-instruct": "plain",
+    "muse-glimmer": "plain",
+    "openai-gpt-oss-120b": "harmony",
+    "openbmb-MiniCPM5-1B": "minicpm-5",
+    "unsloth-Apriel-1.5": "apriel",
+    "upstage-Solar-Open-100B": "solar-open",
+}
+
+
+def has_nested(history: History) -> bool:
+    return any(isinstance(one, dict | list) for _, args in history.calls for one in args.values())
+
+
+def has_quote(history: History) -> bool:
+    return any("'" in str(one) for _, args in history.calls for one in args.values())
+
+
+#: What templates write otherwise than their models do.
+ODD = {
+    "ByteDance-Seed-OSS": has_nested,  # objects as Python prints them
+    "openbmb-MiniCPM5-1B": has_nested,
+    "LFM2.5-8B-A1B": has_quote,  # quotes in quotes as they are
+    "NVIDIA-Nemotron-Nano-v2": lambda history: history.content,  # in another message
+    "llama-cpp-deepseek-r1": lambda history: history.content,  # without the calls
+    "openai-gpt-oss-120b": lambda history: history.content,  # as reasoning
+    "muse-glimmer": lambda _: True,
+}
+
+
+@pytest.mark.parametrize("name", sorted(chat_templates()) or ["none"])
+def test_what_a_template_writes_is_read_back(name: str) -> None:
+    template = ChatTemplate(chat_templates()[name].read_text(encoding="utf-8"), eos_token="</s>")
+    assert template.recognized.name == NAMED.get(name, "derived")
+    odd = ODD.get(name, lambda _: False)
+    assert [found for found in differences(template) if not odd(found[0])] == []
