@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -25,6 +26,7 @@ GBNFS = {
     r'root ::= "\"\\\n\t\x41\u00e9\U0001F600"': '"\\\\\n\tAé😀',
     r"root ::= [\x41\u0042-\U00000044/&&^~\]-]{5}": r"[A-D/&^~\-\]]{5}",
     r"root ::= [^a-z\n]{3}": r"[^a-z\n]{3}",
+    r'root ::= [+\-0-9]{1,3} "\-"': r"[+\-0-9]{1,3}-",
     "root ::= .{4}": r"(?s:.{4})",
     'root ::= foo-Bar?\nfoo-Bar ::= "a"{0,3} start\nstart ::= "b"\n': "(a{0,3}b)?",
     'root ::= ("a" | "b" ("c" |\n\n "d"))+ "."': r"(a|b[cd])+\.",
@@ -69,6 +71,46 @@ def test_recursive_gbnf(backend: LlamaBackend) -> None:
     parts = Grammar("gbnf", 'root ::= "(" root ")" | [a-z]* "end" [a-z]*')
     assert allows(backend, parts, "((friendly))")
     assert not allows(backend, parts, "((fiendly)")
+
+
+OBJECT = """
+object ::= "{" (pair ("," pair)*)? "}"
+pair ::= [a-z]+ ":" (object | [0-9]+)
+"""
+NESTED = "{a:{b:1},c:{}}"
+
+
+@pytest.mark.parametrize(
+    ("root", "texts", "others"),
+    [
+        ('.* "=" object', [f"x={NESTED}", "={}", f"a=b={NESTED}"], ["x=", "x={} y", "x"]),
+        ('text object\ntext ::= .* "="', [f"x={NESTED}"], [NESTED]),
+        (".* object", [f"so: {NESTED}", "{}"], ["so", "so {} x"]),
+        ('.* ("=>" | ":=") object', [f"x =>{NESTED}", f"a = b :={NESTED}"], [f"x = {NESTED}"]),
+        ('([^\\n]+ "=" object "\\n")+', [f"x={NESTED}\ny={{}}\n"], ["x={}"]),
+        ('thought "</think>" object\nthought ::= .*', [f"a < b </think>{NESTED}"], [NESTED]),
+        ('.* "a" .* "b" object', [f"a, b{NESTED}"], [f"b a{NESTED}"]),
+        ('[ a-z]+ "is" [a-z] object', [f"this isx{NESTED}"], [f"that{NESTED}"]),
+        ('[ \\n]* "=" list\nlist ::= [ \\n]* "[" list* "]" [ \\n]*', ["  = [[] [ []]] "], ["="]),
+    ],
+)
+@pytest.mark.usefixtures("no_trials")
+def test_free_text_ends_at_the_marker(
+    backend: LlamaBackend, root: str, texts: list[str], others: list[str]
+) -> None:
+    grammar = Grammar("gbnf", f"root ::= {root}{OBJECT}")
+    for text in texts:
+        assert allows(backend, grammar, text), text
+    for text in others:
+        assert not allows(backend, grammar, text), text
+
+
+@pytest.mark.usefixtures("no_trials")
+def test_rules_that_double_take_bounded_time(backend: LlamaBackend) -> None:
+    rules = "".join(f"r{i} ::= r{i + 1} r{i + 1}\n" for i in range(60))
+    start = time.process_time()
+    gbnf.to_lark(f'root ::= .* r0 root | "."\n{rules}r60 ::= "a"\n', lambda token, negated: None)
+    assert time.process_time() - start < 1
 
 
 def test_gbnf_may_name_tokens(backend: LlamaBackend) -> None:

@@ -14,7 +14,8 @@ from tests.support.served_model import ServedModel, served
 from tests.support.tool_schemas import GENERATED
 from trioserve.config import Config
 from trioserve.llama.backend import LlamaBackend
-from trioserve.llama.grammar import trial
+
+pytestmark = pytest.mark.usefixtures("no_trials")
 
 #: What no grammar can enforce, by name, and the place that the error names.
 REFUSED = {
@@ -23,12 +24,6 @@ REFUSED = {
     "zod duration": "look-ahead and look-behind, is not supported",
     "zod record of UUIDs": "the keyword 'propertyNames' is not supported, at #/propertyNames",
 }
-
-
-@pytest.fixture(autouse=True)
-def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No grammar takes so long here that a process would have to try it."""
-    monkeypatch.setattr(trial, "run", lambda *_: None)
 
 
 @pytest.mark.parametrize("name", sorted(GENERATED.keys() - REFUSED.keys()))

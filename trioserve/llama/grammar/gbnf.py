@@ -4,7 +4,9 @@ llguidance splits text into lexemes before it parses, and a lexeme takes as much
 no lexemes. So each rule that does not refer to itself becomes one lexeme, in effect a regular
 expression, and means what it means in llama.cpp. In a recursive rule, what stands between the
 references to recursive rules becomes lexemes. Such a lexeme may swallow the beginning of what
-follows it: some texts of the language then cannot be written, but none is added.
+follows it: some texts of the language then cannot be written, but none is added. Free text up to a
+marker, as in ``.* "=" object``, would swallow all that follows, and never end: there the first
+marker with the beginning of an object behind it ends the text.
 
 Our own code by decision: llguidance's `gbnf_to_lark` makes each literal and class a lexeme, so that
 ``("a" | "ab") "b"`` refuses ``ab``, and it knows no tokens.
@@ -12,9 +14,11 @@ Our own code by decision: llguidance's `gbnf_to_lark` makes each literal and cla
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import attrs
@@ -24,6 +28,8 @@ from trioserve.chat.grammar.schemas import quoted
 _MAX_DEPTH = 32  # parentheses in parentheses
 _MAX_RULES = 2000
 _MAX_REPEATS = 2000  # as in llama.cpp
+_MAX_STEPS = 100_000  # to find out what can follow what
+_MAX_SPLICED = 10_000  # items that are put in the places of others
 
 _SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
@@ -31,8 +37,10 @@ _DIGITS = 12  # of a number: enough to see that it is too large
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _REPEAT = re.compile(r"\{[ \t]*+([0-9]++)[ \t]*+(,?)[ \t]*+([0-9]*+)[ \t]*+\}")
 _TOKEN = re.compile(r"(!?)<(?:\[([0-9]+)\]|([^>\[\]\r\n]+))>")
-_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([nrt\\\"\[\]]))")
-_SINGLE = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", '"': '"', "[": "[", "]": "]"}
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([nrt\\\"\[\]-]))"
+)
+_SINGLE = {"n": "\n", "r": "\r", "t": "\t", **{char: char for char in '\\"[]-'}}
 
 
 class GbnfError(Exception):
@@ -41,9 +49,17 @@ class GbnfError(Exception):
 
 @attrs.frozen
 class _Text:
-    """A literal or a character class, in Lark."""
+    """A literal or a character class, in Lark.
+
+    Args:
+        lark: how it is written.
+        chars: which characters each place of it can have; see `_chars`.
+        is_free: whether it is any character but some.
+    """
 
     lark: str
+    chars: tuple[int, ...]
+    is_free: bool = False
 
 
 @attrs.frozen
@@ -75,6 +91,17 @@ class _Group:
 
 
 _Item = _Text | _Token | _Ref | _Repeat | _Group
+
+#: Sets of characters, with a bit for each of ASCII and one for all others.
+_OTHERS = 1 << 128
+_ANY = 2 * _OTHERS - 1
+
+
+def _chars(first: str, last: str) -> int:
+    """Give the set of a range of characters."""
+    low, high = min(ord(first), 128), min(ord(last), 128)
+    return (2 << high) - (1 << low)
+
 
 #: Turns the name of a token, such as ``<think>``, or an id, into Lark; None if there is none.
 TokenNames = Callable[[str | int, bool], str | None]
@@ -156,7 +183,7 @@ class _GbnfParser:
         if char == "[":
             return self._class()
         if self._take("."):
-            return _Text("/(?s:.)/")
+            return _Text("/(?s:.)/", (_ANY,), is_free=True)
         if char in ("<", "!"):
             return self._token()
         if self._take("("):
@@ -181,12 +208,12 @@ class _GbnfParser:
         self._pos += 1
         while not self._take('"'):
             chars.append(self._char('"'))
-        return _Text(quoted("".join(chars)))
+        return _Text(quoted("".join(chars)), tuple(_chars(char, char) for char in chars))
 
     def _class(self) -> _Text:
         self._pos += 1
         parts = ["^"] if self._take("^") else []
-        n_marks = len(parts)
+        n_marks, found = len(parts), 0
         while not self._take("]"):
             first = last = self._char("]")
             if self._text[self._pos : self._pos + 1] == "-" and (
@@ -197,9 +224,11 @@ class _GbnfParser:
             if first > last:
                 self._fail(f"the range from {first!r} to {last!r} is empty")
             parts.append(rf"\x{{{ord(first):x}}}-\x{{{ord(last):x}}}")
+            found |= _chars(first, last)
         if len(parts) == n_marks:
             self._fail("the character class is empty")
-        return _Text(f"/[{''.join(parts)}]/")
+        chars = (_ANY & ~found) | _OTHERS if n_marks else found
+        return _Text(f"/[{''.join(parts)}]/", (chars,), is_free=n_marks > 0)
 
     def _char(self, end: str) -> str:
         char = self._text[self._pos : self._pos + 1]
@@ -283,6 +312,89 @@ def _has_token(item: _Item) -> bool:
     return any(isinstance(leaf, _Token) for leaf in _leaves(item))
 
 
+class _Follow:
+    """Which characters items begin with, and which can follow rules; a token is none.
+
+    The sets grow until nothing changes. Where that takes too long, they stay too small.
+    """
+
+    def __init__(self, rules: dict[str, _Group]) -> None:
+        self._first = dict.fromkeys(rules, (0, False))
+        self._after = dict.fromkeys(rules, 0)
+        self._n_left = _MAX_STEPS
+        users: dict[str, set[str]] = {name: set() for name in rules}
+        for name, rule in rules.items():
+            for reference in _references(rule):
+                users[reference.name].add(name)
+        waiting = dict.fromkeys(rules)
+        while waiting and self._n_left > 0:
+            name, _ = waiting.popitem()
+            if (found := self.begin(rules[name])) != self._first[name]:
+                self._first[name] = found
+                waiting |= dict.fromkeys(users[name])
+        waiting = dict.fromkeys(rules)
+        while waiting and self._n_left > 0:
+            name, _ = waiting.popitem()
+            for target, chars in self._followed(rules[name], self._after[name]):
+                if chars & ~self._after[target]:
+                    self._after[target] |= chars
+                    waiting[target] = None
+
+    def begin(self, item: _Item) -> tuple[int, bool]:
+        """The characters that an item can begin with, and whether it can be empty."""
+        self._n_left -= 1
+        match item:
+            case _Text(_, places):
+                return (places[0], False) if places else (0, True)
+            case _Ref(name):
+                return self._first[name]
+            case _Repeat(inner, suffix):
+                first, is_empty = self.begin(inner)
+                return first, is_empty or suffix[0] in "*?" or suffix.startswith("{0")
+            case _Group(alternatives):
+                starts = [self._start(items) for items in alternatives]
+                chars = functools.reduce(operator.or_, (first for first, _ in starts))
+                return chars, any(is_empty for _, is_empty in starts)
+        return 0, False
+
+    def _start(self, items: Sequence[_Item]) -> tuple[int, bool]:
+        chars = 0
+        for item in items:
+            first, is_empty = self.begin(item)
+            chars |= first
+            if not is_empty:
+                return chars, False
+        return chars, True
+
+    def each(self, items: Sequence[_Item], after: int) -> list[tuple[_Item, int]]:
+        """Give the items of a sequence, each with the characters that can follow it."""
+        found = []
+        for item in reversed(items):
+            found.append((item, after))
+            first, is_empty = self.begin(item)
+            after = first | (after if is_empty else 0)
+        return found[::-1]
+
+    def of(self, rule: str) -> int:
+        """The characters that can follow a rule."""
+        return self._after[rule]
+
+    def inside(self, item: _Repeat, after: int) -> int:
+        """The characters that can follow what is repeated."""
+        return after if item.suffix == "?" else after | self.begin(item.item)[0]
+
+    def _followed(self, item: _Item, after: int) -> Iterator[tuple[str, int]]:
+        match item:
+            case _Ref(name):
+                yield name, after
+            case _Repeat(inner):
+                yield from self._followed(inner, self.inside(item, after))
+            case _Group(alternatives):
+                for items in alternatives:
+                    for one, chars in self.each(items, after):
+                        yield from self._followed(one, chars)
+
+
 class _Writer:
     """Writes the rules down in Lark: terminals have names in capitals."""
 
@@ -292,60 +404,141 @@ class _Writer:
         self._names = {
             name: f"{'T' if name in self._terminals else 'r'}{i}" for i, name in enumerate(rules)
         }
+        self._follow = _Follow({} if len(self._terminals) == len(rules) else rules)
+        self._n_spliced = 0
         self._lines: list[str] = []
         self._n_lexemes = 0
 
     def lark(self) -> str:
         for name, group in self._rules.items():
-            body = self._write(group, lexeme=name in self._terminals)
+            if name in self._terminals:
+                body = self._lexeme(group)
+            else:
+                body = self._rule(group, self._follow.of(name))
             self._lines.append(f"{self._names[name]}: {body}")
         return "\n".join([f"start: {self._names['root']}", *self._lines, ""])
 
-    def _write(self, item: _Item, *, lexeme: bool) -> str:
+    def _lexeme(self, item: _Item) -> str:
+        """Write a part of a lexeme."""
         match item:
             case _Text(lark) | _Token(lark):
                 return lark
             case _Ref(name):
                 return self._names[name]
             case _Repeat(inner, suffix):
-                text = self._write(inner, lexeme=lexeme)
-                # Two signs in a row would be read as one: "a"*? does not mean ("a"*)?.
-                return f"({text}){suffix}" if isinstance(inner, _Repeat) else f"{text}{suffix}"
+                return _repeated(self._lexeme(inner), inner, suffix)
             case _Group(alternatives):
-                return f"({' | '.join(self._sequence(s, lexeme=lexeme) for s in alternatives)})"
+                return f"({' | '.join(self._sequence(items) for items in alternatives)})"
 
-    def _sequence(self, items: tuple[_Item, ...], *, lexeme: bool) -> str:
-        if not items:
-            return '""'
-        if lexeme:
-            return " ".join(self._write(item, lexeme=True) for item in items)
-        return " ".join(self._parts(items))
+    def _sequence(self, items: Sequence[_Item]) -> str:
+        return " ".join(map(self._lexeme, items)) or '""'
 
-    def _parts(self, items: tuple[_Item, ...]) -> Iterator[str]:
+    def _rule(self, item: _Item, after: int) -> str:
+        """Write a part of a recursive rule, which some characters can follow."""
+        match item:
+            case _Repeat(inner, suffix):
+                return _repeated(self._rule(inner, self._follow.inside(item, after)), inner, suffix)
+            case _Group(alternatives):
+                ways = (" ".join(self._parts(items, after)) or '""' for items in alternatives)
+                return f"({' | '.join(ways)})"
+        return self._lexeme(item)
+
+    def _parts(self, items: Sequence[_Item], after: int) -> Iterator[str]:
         """Write a sequence of a recursive rule: adjacent items that are text become one lexeme."""
         run: list[_Item] = []
-        for item in items:
+        last = 0
+        for item, chars in self._follow.each(items, after):
             if self._is_text(item):
                 run.append(item)
+                last = chars
                 continue
-            yield from self._lexeme(run)
+            yield from self._run(run, last)
             run = []
-            yield self._write(item, lexeme=False)
-        yield from self._lexeme(run)
+            yield self._rule(item, chars)
+        yield from self._run(run, last)
 
-    def _lexeme(self, run: list[_Item]) -> Iterator[str]:
-        if len(run) == 1 and isinstance(run[0], _Text | _Ref):
-            yield self._write(run[0], lexeme=True)
-        elif run:
-            name = f"L{self._n_lexemes}"
-            self._n_lexemes += 1
-            self._lines.append(f"{name}: {self._sequence(tuple(run), lexeme=True)}")
-            yield name
+    def _run(self, run: list[_Item], after: int) -> Iterator[str]:
+        if not run:
+            return
+        ended = self._ended(run, after)
+        if len(run) == 1 and isinstance(run[0], _Text | _Ref) and not ended:
+            yield self._lexeme(run[0])
+        else:
+            yield self._named(ended or self._sequence(run))
+
+    def _ended(self, run: Sequence[_Item], after: int) -> str:
+        """Write a lexeme that ends where what is behind it begins; empty if any does.
+
+        Each free text in it is one in which the rest of the lexeme, with the beginning of what
+        follows, does not occur.
+        """
+        items = self._spliced(run)
+        written = list(map(self._lexeme, items))
+        ends = 0
+        for i, item in enumerate(items):
+            chars, is_any = _free(item)
+            rest = items[i + 1 :]
+            if chars & after and (is_any or rest) and self._is_within(rest, chars):
+                marker = f"{self._named(self._sequence(rest))} " if rest else ""
+                end = f"/(?s:.)*/ {marker}/[{_in_class(after)}](?s:.)*/"
+                written[i] = self._named(f"{written[i]} & ~({end})")
+                ends += 1
+        return " ".join(written) if ends else ""
+
+    def _spliced(self, items: Sequence[_Item]) -> list[_Item]:
+        """Put what groups and rules of one sequence hold in their places."""
+        found: list[_Item] = []
+        for item in items:
+            self._n_spliced += 1
+            inner = self._rules[item.name] if isinstance(item, _Ref) else item
+            is_one = isinstance(inner, _Group) and len(inner.alternatives) == 1
+            if is_one and self._n_spliced < _MAX_SPLICED:
+                assert isinstance(inner, _Group)
+                found += self._spliced(inner.alternatives[0])
+            else:
+                found.append(item)
+        return found
+
+    def _is_within(self, items: Sequence[_Item], chars: int) -> bool:
+        """Whether a text of some characters can hold what these items write."""
+        for leaf in itertools.chain.from_iterable(map(_leaves, items)):
+            self._n_spliced += 1
+            if self._n_spliced >= _MAX_SPLICED:
+                return False
+            if isinstance(leaf, _Ref) and not self._is_within([self._rules[leaf.name]], chars):
+                return False
+            if isinstance(leaf, _Text) and not all(place & chars for place in leaf.chars):
+                return False
+        return True
+
+    def _named(self, body: str) -> str:
+        self._n_lexemes += 1
+        self._lines.append(f"L{self._n_lexemes}: {body}")
+        return f"L{self._n_lexemes}"
 
     def _is_text(self, item: _Item) -> bool:
         return not _has_token(item) and all(
             reference.name in self._terminals for reference in _references(item)
         )
+
+
+def _repeated(written: str, inner: _Item, suffix: str) -> str:
+    # Two signs in a row would be read as one: "a"*? does not mean ("a"*)?.
+    return f"({written}){suffix}" if isinstance(inner, _Repeat) else f"{written}{suffix}"
+
+
+def _free(item: _Item) -> tuple[int, bool]:
+    """The characters of a text of any length, and whether it is free; none: it is no such text."""
+    match item:
+        case _Repeat(_Text(_, (chars,), is_any), suffix) if suffix in "*+" or ",}" in suffix:
+            return chars, is_any
+    return 0, False
+
+
+def _in_class(chars: int) -> str:
+    """Write a set of characters as a class has them."""
+    each = "".join(rf"\x{{{code:x}}}" for code in range(128) if chars >> code & 1)
+    return each + (r"\x{80}-\x{10ffff}" if chars & _OTHERS else "")
 
 
 def _terminals(rules: dict[str, _Group]) -> frozenset[str]:

@@ -48,6 +48,8 @@ def is_needed(kind: str, grammar: str) -> bool:
         return len(grammar) > _MAX_PLAIN_SCHEMA or _COSTLY.search(grammar) is not None
     if kind in ("lark", "structural") and _OF_LARK.search(grammar) is not None:
         return True
+    if kind == "gbnf" and " & ~" in grammar:
+        return True
     return len(grammar) > _MAX_PLAIN_SOURCE or _REPEATED.search(grammar) is not None
 
 
