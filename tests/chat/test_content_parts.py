@@ -5,15 +5,17 @@ from __future__ import annotations
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_from_bytes
 
 import pytest
 
-from trioserve.chat import messages
+from trioserve.chat import data_urls
+from trioserve.chat.data_urls import data_of, decode_base64
 from trioserve.chat.messages import (
+    Attachment,
     Audio,
     Image,
     Video,
-    decode_base64,
     document_part,
     documents_in,
     pages_of,
@@ -104,7 +106,7 @@ def test_a_file_of_text_is_text() -> None:
 
 
 @pytest.mark.parametrize("attachment", [Image(DATA), Audio(DATA), Video(DATA)])
-def test_what_a_program_gives_can_be_sent(attachment: messages.Attachment) -> None:
+def test_what_a_program_gives_can_be_sent(attachment: Attachment) -> None:
     sent = parse(attachment.as_part())["media"]
     assert (sent.kind, sent.data) == (attachment.kind, DATA)
 
@@ -133,7 +135,12 @@ def test_a_path_is_read_where_it_is_sent(tmp_path: Path) -> None:
             InvalidMediaError,
             "image_url",
         ),
-        ({"type": "image_url", "image_url": "data:image/png,abc"}, InvalidMediaError, "image_url"),
+        ({"type": "image_url", "image_url": "data:image/png,"}, InvalidMediaError, "image_url"),
+        (
+            {"type": "image_url", "image_url": "data:image/png;base64,%"},
+            InvalidMediaError,
+            "image_url",
+        ),
         ({"type": "image_url", "image_url": "data:"}, InvalidMediaError, "image_url"),
         (
             {"type": "image_url", "image_url": "data:text/html;base64,aGVsbG8="},
@@ -176,9 +183,29 @@ def test_a_fault_is_named(part: Any, error: type[InvalidRequestError], param: st
     assert f"'{PATH}.{param}'" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"data:application/octet-stream;base64,{BASE64}",
+        f"data:;base64,{BASE64}",
+        f"DATA:image/png;name=a.png; base64,{BASE64}",
+        f"data:image/png;base64,{quote(BASE64, safe='')}",
+        f"data:image/png,{quote_from_bytes(DATA)}",
+        f"\n data:image/png;base64, {BASE64} \n",
+        f" {BASE64}\r\n",
+    ],
+    ids=lambda url: url[:40],
+)
+def test_data_as_clients_write_them(url: str) -> None:
+    image = parse({"type": "image_url", "image_url": {"url": url}})["media"]
+    assert (image.kind, image.data) == ("image", DATA)
+    assert parse({"type": "file", "file": {"file_data": url}})["media"].data == DATA
+    assert data_of(url, "x") == DATA
+
+
 @pytest.mark.parametrize(("length", "space"), [(0, ""), (3, "\n"), (4, ""), (11, "\n"), (13, "")])
 def test_base64_in_pieces(length: int, space: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "_PIECE", 5)
+    monkeypatch.setattr(data_urls, "_PIECE", 5)
     data = DATA[1 : length + 2]
     text = space.join(b64encode(data).decode())
     assert decode_base64(f"data:,{text}", "x", start=6) == data

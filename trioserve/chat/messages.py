@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 
 import attrs
 
+from trioserve.chat.data_urls import MAX_URL, UNTYPED, decode_base64, split_data_url
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
 from trioserve.types import DecodedDocument, DocumentSource, MediaKind, MediaSource
@@ -312,12 +313,6 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-#: Characters of base64 that are decoded at once. Meanwhile no other thread runs.
-_PIECE = 2**20
-
-#: The longest URL, in characters.
-MAX_URL = 8192
-
 #: What OpenAI's clients may ask for. How finely an image is seen is up to the model, so that all
 #: are the same here.
 DETAILS = ("auto", "low", "high", "original")
@@ -474,6 +469,7 @@ def source_of(text: object, kind: MediaKind | None, param: str) -> MediaSource:
     """
     if not isinstance(text, str):
         raise InvalidRequestError.at(param, "is missing." if text is None else "must be text.")
+    text = text.strip()
     scheme = text[:8].lower()
     if scheme.startswith(("http://", "https://", "file://")):
         if len(text) > MAX_URL:
@@ -483,51 +479,13 @@ def source_of(text: object, kind: MediaKind | None, param: str) -> MediaSource:
         return MediaSource(kind=kind, url=text, param=param)
     if scheme.startswith("data:"):
         media_type, data = split_data_url(text, param)
-        if media_type.partition("/")[0] not in _KINDS:
+        if media_type.partition("/")[0] not in _KINDS and media_type not in UNTYPED:
             raise InvalidMediaError.at(
                 param,
                 f"is of the type {media_type!r:.80}; images, sound and videos can be given here.",
             )
         return MediaSource(kind=kind, data=data, param=param)
     return MediaSource(kind=kind, data=decode_base64(text, param), param=param)
-
-
-def split_data_url(url: str, param: str) -> tuple[str, bytes]:
-    """Split a data URL into its media type, in lower case and without parameters, and its data.
-
-    Raises:
-        InvalidMediaError: it is no data URL, or its data are not in base64.
-    """
-    head, comma, _ = url[:MAX_URL].partition(",")
-    scheme, _, head_text = head.partition(":")
-    media_type, *others = head_text.lower().split(";")
-    if scheme.lower() != "data" or not comma or others[-1:] != ["base64"]:
-        raise InvalidMediaError.at(
-            param, "must be a data URL of the form 'data:image/png;base64,...'."
-        )
-    return media_type.strip(), decode_base64(url, param, start=len(head) + 1)
-
-
-def decode_base64(text: str, param: str, *, start: int = 0) -> bytes:
-    """Decode base64 from the character `start` on. White space and missing padding are fine.
-
-    Raises:
-        InvalidMediaError: it is something else, or nothing.
-    """
-    decoded, rest = [], ""
-    try:
-        for begin in range(start, len(text), _PIECE):
-            piece = rest + "".join(text[begin : begin + _PIECE].split())
-            n_whole = len(piece) // 4 * 4
-            decoded.append(binascii.a2b_base64(piece[:n_whole], strict_mode=True))
-            rest = piece[n_whole:]
-        if rest:
-            decoded.append(binascii.a2b_base64(rest + "=" * (4 - len(rest)), strict_mode=True))
-    except ValueError:  # also of characters that are not ASCII
-        raise InvalidMediaError.at(param, "is not valid base64.") from None
-    if not any(decoded):
-        raise InvalidMediaError.at(param, "is empty.")
-    return b"".join(decoded)
 
 
 def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -545,7 +503,7 @@ def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
     filename = "" if given.get("filename") is None else _text(given, "filename", path)
     field = "file_data" if given.get("file_url") is None else "file_url"
     param, media_type = f"{path}.{field}", ""
-    data = _text(given, field, path)
+    data = _text(given, field, path).strip()
     if data[:5].lower() == "data:":
         media_type, content = split_data_url(data, param)
     else:
@@ -559,7 +517,7 @@ def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
             return part
         if media_type.startswith("text/"):
             raise InvalidMediaError.at(param, "must be text in UTF-8 or UTF-16.")
-        if media_type not in ("", "application/octet-stream"):
+        if media_type not in UNTYPED:
             raise UnsupportedFieldError.at(
                 param,
                 f"is of the type {media_type!r:.80}; text, PDFs, images, sound and "

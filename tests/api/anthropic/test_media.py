@@ -28,6 +28,9 @@ def image(data: Any = PNG, media_type: str = "image/png") -> dict[str, Any]:
     return {"type": "image", "source": source}
 
 
+UNTYPED = image(f"data:image/png;base64,{PNG}", "application/octet-stream")
+
+
 def asked(*content: Any) -> dict[str, Any]:
     return {
         "model": "m",
@@ -41,7 +44,7 @@ async def test_a_message_with_images_documents_and_results(tmp_path: Path) -> No
     file = tmp_path / "cat.png"
     file.write_bytes(image_file(size=(8, 4)))
     notes = {"type": "document", "source": NOTES, "title": "notes.txt"}
-    question: Any = asked(image(), image(file), notes, {"type": "text", "text": "So?"})
+    question: Any = asked(image(), image(file), UNTYPED, notes, {"type": "text", "text": "So?"})
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [image()]}
     called: Any = asked("Look.") | {
         "messages": [
@@ -64,7 +67,7 @@ async def test_a_message_with_images_documents_and_results(tmp_path: Path) -> No
 
     await use_anthropic(backend, use)
     *prompts, last = prompts
-    said = "(image 8x4)(image 8x4)File: notes.txt\n```\nCats have nine lives.\n```\nSo?"
+    said = "(image 8x4)(image 8x4)(image 8x4)File: notes.txt\n```\nCats have nine lives.\n```\nSo?"
     assert len(prompts) == 2 and all(said in prompt for prompt in prompts)
     assert "(image 8x4)" in last
 

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.support.clients import client_of
+from tests.support.scripts import HI, answering
 from trioserve.api.base import body, limits
 from trioserve.api.base.body import LongReader, parse_json
 from trioserve.errors import InvalidRequestError
@@ -95,6 +97,15 @@ def test_json_has_so_many_levels(begin: str, end: str, filler: str, leaf: str) -
     for bad in (f"[[{filler}{deep}]]", f"[{filler}[{deep}]]", f"[{filler}{'[' * 10**6}]"):
         with pytest.raises(InvalidRequestError, match=f"{limits.MAX_DEPTH} levels"):
             parse_json(bad.encode())
+
+
+async def test_json_may_begin_with_a_byte_order_mark() -> None:
+    for filler in ("", "1," * 100_000):
+        assert parse_json(f"\ufeff[{filler}1]".encode())[-1] == 1
+    async with client_of(answering("Hello.")) as client:
+        body = f"\ufeff{json.dumps({'messages': HI})}".encode()
+        answer = await client.post("/v1/chat/completions", content=body)
+        assert answer.json()["choices"][0]["message"]["content"] == "Hello."
 
 
 @pytest.mark.parametrize("unit", ["1,", '"",', "[],", "[[]],"])

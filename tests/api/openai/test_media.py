@@ -50,6 +50,12 @@ async def test_chats_with_images_and_sound() -> None:
             return answer.json()
 
         messages = user("What", "is this:", image(), "and", sound(), "?")
+        untyped = (
+            image(f" data:application/octet-stream;base64,{PNG} "),
+            image(f"data:;base64,{PNG}"),
+        )
+        await ask(*user("Two:", *untyped))
+        assert "Two:(image 8x4)(image 8x4)" in prompts[-1]
         data, count = await ask(*messages), await ask(*messages, path="/input_tokens")
         assert data["choices"][0]["message"]["content"] == "A cat."
         assert "What\nis this:(image 8x4)and(sound 0.5s)?" in prompts[-1]

@@ -31,6 +31,7 @@ from trioserve.api.base.fields import (
     required,
     text,
 )
+from trioserve.chat.data_urls import UNTYPED, data_of
 from trioserve.chat.messages import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -38,7 +39,6 @@ from trioserve.chat.messages import (
     Message,
     Messages,
     check_count,
-    decode_base64,
     document_part,
     heading,
     later,
@@ -139,11 +139,11 @@ def _image(block: Mapping[str, Any], path: str) -> list[Part]:
     if kind != "base64":
         raise _unknown_source(kind, path, "base64", "url")
     media_type = required(source, "media_type", text, path)
-    if not media_type.lower().startswith("image/"):
+    if not media_type.lower().startswith("image/") and media_type.lower() not in UNTYPED:
         raise InvalidRequestError.at(
             f"{path}.media_type", "must be the type of an image, such as image/png."
         )
-    data = decode_base64(required(source, "data", text, path), f"{path}.data")
+    data = data_of(required(source, "data", text, path), f"{path}.data")
     return [media_part(MediaSource(kind="image", data=data, param=f"{path}.data"))]
 
 
@@ -168,7 +168,7 @@ def _document(block: Mapping[str, Any], path: str) -> list[Part]:
             return head + parts_of(blocks, "a document", ("text", "image"))
         case "base64":
             param = f"{path}.data"
-            data = decode_base64(required(source, "data", text, path), param)
+            data = data_of(required(source, "data", text, path), param)
             part = document_part(data, name=name, about=about, param=param)
             if part is None:
                 raise InvalidMediaError.at(param, "is neither a PDF nor a text.")

@@ -7,6 +7,7 @@ parser, piece by piece, so that it takes about as long as before.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -431,13 +432,13 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON.
+    """Parse JSON, which may begin with a byte order mark: PowerShell and .NET write one.
 
     Raises:
         InvalidRequestError: it is something else, holds NaN, or text that is not Unicode.
     """
     try:
-        text = data.decode("utf-8")
+        text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
         if len(data) <= SHORT_BODY:
             value = json.loads(text, parse_constant=_refuse_constant)
         else:
