@@ -347,6 +347,32 @@ DERIVED = {
     "command-r": derive(Pattern(COHERE, join=",\n", around="\nAction:\n```json\n[\n{}\n]\n```")),
     "firefunction": derive(Pattern(OBJECT, join=", ", around="functools[{}]")),
     "lfm2-think": derive(PYTHON, reasoning="<think>{}</think>"),
+    "lfm2.5-bare": derive(attrs.evolve(PYTHON, around="[{}]")),
+    "olmo-3": derive(
+        attrs.evolve(PYTHON, join="\n", around="<function_calls>{}</function_calls>", value=dumps)
+    ),
+    "deepseek-v4.1": derive(dsml("｜DSML｜ ", "calls"), reasoning="{}</think>", prompt="<think>"),
+    "gigachat-3.5": derive(
+        dsml("｜GCML｜", "tool_calls"), reasoning="{}</think>", prompt="<think>"
+    ),
+    "hunyuan-4": derive(
+        Pattern(
+            "<tool_call:6124c78e>NAMEINPUT</tool_call:6124c78e>",
+            "<arg_key:6124c78e>KEY</arg_key:6124c78e><arg_value:6124c78e>VALUE</arg_value:6124c78e>",
+            around="<tool_calls:6124c78e>{}</tool_calls:6124c78e>",
+        ),
+        reasoning="<think:6124c78e>{}</think:6124c78e>",
+    ),
+    "ernie-4.5": derive(
+        HERMES,
+        reasoning="<think>\n{}\n</think>\n\n\n",
+        content="<response>\n{}\n</response>\n",
+    ),
+    "hunyuan-a13b": derive(
+        Pattern(OBJECT, join=", ", around="<tool_calls>[{}]</tool_calls>\n</answer>"),
+        reasoning="<think>\n{}\n</think>\n",
+        content="<answer>\n{}\n</answer>",
+    ),
     "function-gemma": derive(gemma("<start_function_call>", "<escape>", "<end_function_call>")),
 }
 
@@ -374,6 +400,14 @@ _NAMED = (
     Writer(
         format=families.LLAMA3,
         write_calls=Pattern('{"name": "NAME", "parameters": INPUT}', join="; "),
+    ),
+    Writer(
+        format=families.LLAMA4,
+        write_calls=attrs.evolve(PYTHON, around="[{}]"),
+    ),
+    Writer(
+        format=families.PHI4_MINI,
+        write_calls=Pattern(OBJECT, join=", ", around='{"tool_calls": [{}]}'),
     ),
     Writer(format=families.KIMI_K2, write_calls=KIMI),
     Writer(

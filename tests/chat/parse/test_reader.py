@@ -520,3 +520,39 @@ def test_formats_name_their_markers() -> None:
     assert {"[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"} <= families.MISTRAL_THINK.texts
     assert {"<|start|>", "<|call|>"} <= families.HARMONY.texts
     assert "" not in families.PLAIN.texts
+
+
+F, G = call("f", '{"a": "x", "b": 1}'), call("g", "{}", 1)
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "calls"),
+    [
+        (families.LLAMA4, '<|python_start|>[f(a="x", b=1), g()]<|python_end|>', (F, G)),
+        (families.LLAMA4, '[f(a="x", b=1), g()]', (F, G)),
+        (families.LLAMA4, '{"name": "f", "parameters": {"a": "x", "b": 1}}', (F,)),
+        (
+            families.LLAMA4,
+            '<|python_start|>{"name": "f", "parameters": {"a": "x", "b": 1}}<|python_end|>',
+            (F,),
+        ),
+        (families.LFM2, "[f(a='x', b=1), g()]", (F, G)),
+        (families.LFM2, "<|tool_call_start|>[f(a='x', b=1)]<|tool_call_end|>", (F,)),
+        (
+            families.PHI4_MINI,
+            'functools[{"name": "f", "arguments": {"a": "x", "b": 1}}, {"name": "g"}]',
+            (F, G),
+        ),
+        (
+            families.PHI4_MINI,
+            '<|tool_call|>[{"name": "f", "arguments": {"a": "x", "b": 1}}]<|/tool_call|>',
+            (F,),
+        ),
+        (families.PHI4_MINI, '[{"name": "f", "parameters": {"a": "x", "b": 1}}]', (F,)),
+    ],
+)
+def test_models_that_write_calls_in_several_ways(
+    format: ChatFormat, text: str, calls: tuple[ToolCall, ...]
+) -> None:
+    assert parse(text, format) == Message(tool_calls=calls)
+    assert parse("[1] is [a](b).", format).content == "[1] is [a](b)."

@@ -307,7 +307,9 @@ def _grouped(
     between = () if gap is None else tuple(gap[n_end : len(gap) - n_start])
     whole, own = before[: len(before) - n_start], before[len(before) - n_start :]
     end, closing = after[:n_end], after[n_end:]
-    again = ("{",) if gap == [] and whole and not core.name_first else tuple(own[:1])
+    again = tuple(own[:1])
+    if gap == [] and whole:  # nothing but whitespace stands between calls
+        again = ("",) if core.name_first else ("{",)
     starts = (*whole[:1], *own[:1])
     if not whole:  # each call is a group
         # Many models leave the outer markers of a group out.
@@ -350,8 +352,9 @@ def content_wrapped(probes: Probes, reasoning: Reasoning | None) -> tuple[str, .
         return ()
     if reasoning is not None:
         before = before.rpartition(reasoning.end)[2]
-    found = (*pieces(before), *pieces(probes.without_end(after)))
-    return tuple(one for one in found if MARKER.fullmatch(one))
+    ends = {one.replace("<", "</", 1) for one in pieces(before)}
+    found = (*pieces(before), *pieces(probes.without_end(after)), *ends.intersection(pieces(after)))
+    return tuple(dict.fromkeys(one for one in found if MARKER.fullmatch(one)))
 
 
 def short_ids(probes: Probes) -> bool:

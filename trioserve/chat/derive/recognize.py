@@ -18,7 +18,7 @@ from trioserve.chat.derive.compare import (
     short_ids,
 )
 from trioserve.chat.derive.probes import NAMES, SAID, THOUGHT, TOOLS, Answer, Probes
-from trioserve.chat.formats.families import ASKED_FOR, GENERIC_CALLS, PLAIN, SPECIAL
+from trioserve.chat.formats.families import ASKED_FOR, PLAIN, SPECIAL, WITHOUT_TOOLS
 from trioserve.chat.formats.syntax import ChatFormat, Reasoning
 from trioserve.chat.parse.parser import message_parser
 from trioserve.log import get_logger
@@ -58,8 +58,9 @@ def recognize(source: str, probes: Probes, *, shows_tools: bool, shows_calls: bo
         if name == "plain" and shows_tools:
             name, format = _named(ASKED_FOR, source)
         format = attrs.evolve(format, reasoning=reasoning)
-    if not shows_tools:
-        format = attrs.evolve(format, tool_calls=GENERIC_CALLS)  # as the prompt asks for them
+    if not shows_tools:  # the prompt asks for calls
+        name, asked = _named(WITHOUT_TOOLS, source) if name == "plain" else (name, PLAIN)
+        format = attrs.evolve(format, tool_calls=asked.tool_calls)
     return Recognized(name, format, tuple(findings))
 
 
@@ -93,6 +94,8 @@ def _derive(
         findings += [(content_wrapped.__name__, str(dropped))]
     format = ChatFormat(reasoning=reasoning, tool_calls=calls, dropped=dropped)
     for answer in _ANSWERS:
+        if calls.bare:  # it can only come first
+            answer = attrs.evolve(answer, content="")
         if (problem := _problem_of(format, probes, answer)) is not None:
             _log.warning("derived format is discarded", problem=problem, calls=str(calls))
             findings.append(("discarded", problem))

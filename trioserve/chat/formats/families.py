@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import attrs
+
 from trioserve.chat.formats.syntax import (
     Channels,
     ChatFormat,
@@ -31,6 +33,7 @@ from trioserve.chat.formats.syntax import (
 THINK = Reasoning("<think>", "</think>")
 
 _NAMED = JsonCall(ignored_keys=("type", "id"))
+_PARAMETERS = attrs.evolve(_NAMED, arguments_keys=("parameters", "arguments"))
 
 
 def _name_to(mark: str) -> tuple[Step, ...]:
@@ -38,8 +41,11 @@ def _name_to(mark: str) -> tuple[Step, ...]:
     return Name(until=(mark,)), Marker(mark)
 
 
-def _array(start: str, *closing: str, call: tuple[Step, ...] = (_NAMED,)) -> ToolCalls:
+def _array(
+    start: str, *closing: str, call: tuple[Step, ...] = (_NAMED,), bare: str = ""
+) -> ToolCalls:
     return ToolCalls(
+        bare=bare,
         starts=(start,),
         opening=(Marker("["),),
         call=call,
@@ -78,13 +84,15 @@ KIMI_K2 = ChatFormat(
         closing=("<|tool_calls_section_end|>",),
     ),
 )
-# Its templates have a place for calls only since LFM2.5, and not all of these.
+# Its templates have a place for calls only since LFM2.5, and not all of these. Some models leave
+# the markers out.
 LFM2 = ChatFormat(
     mentions=("List of tools: ",),
     tool_calls=_array(
         "<|tool_call_start|>",
         "<|tool_call_end|>",
         call=(Name(until=("(",)), Literals(open="(", equals="=", close=")")),
+        bare="[",
     ),
 )
 
@@ -100,11 +108,7 @@ LLAMA3 = ChatFormat(
         call=(
             Choice(
                 "{",
-                (
-                    JsonCall(
-                        arguments_keys=("parameters", "arguments"), ignored_keys=("type", "id")
-                    ),
-                ),
+                (_PARAMETERS,),
                 (
                     Name(until=(".call(",)),
                     Marker(".call"),
@@ -259,6 +263,26 @@ GEMMA4 = ChatFormat(
     ),
 )
 
+# Calls are objects or in Python, between markers or not, whatever the template writes.
+LLAMA4 = ChatFormat(
+    mentions=("<|header_start|>", "<|python_start|>"),
+    tool_calls=ToolCalls(
+        bare="[{",
+        starts=("<|python_start|>",),
+        opening=(Maybe(("[",)),),
+        call=(
+            Choice(
+                "{",
+                (_PARAMETERS,),
+                (Name(until=("(",)), Literals(open="(", equals="=", close=")")),
+                writes_others=True,
+            ),
+        ),
+        between=(",", ";"),
+        closing=("]", "<|python_end|>"),
+    ),
+)
+
 # -- rows of messages
 
 HARMONY = ChatFormat(
@@ -302,6 +326,7 @@ GENERIC_CALLS = ToolCalls(
             '"response"',
             (Marker('"response"'), Marker(":"), JsonContent()),
             (OneOf(('"tool_calls"', '"tool_call"')), Marker(":"), Maybe(("[",))),
+            writes_others=True,
         ),
     ),
     call=(_NAMED,),
@@ -309,6 +334,18 @@ GENERIC_CALLS = ToolCalls(
     closing=("]", "}"),
 )
 PLAIN = ChatFormat(tool_calls=GENERIC_CALLS)
+# Its template has tools in a field of system messages, which no API has, and no calls.
+PHI4_MINI = ChatFormat(
+    mentions=("<|tool|>", "<|/tool|>"),
+    tool_calls=ToolCalls(
+        bare="{[",
+        starts=("functools", "<|tool_call|>"),
+        opening=(Choice("[", (Marker("["),), GENERIC_CALLS.opening, writes_others=True),),
+        call=(_PARAMETERS,),
+        between=(",",),
+        closing=("]", "}", "<|/tool_call|>"),
+    ),
+)
 
 #: Formats that are not derived. The first one that fits a template is its format.
 SPECIAL: Mapping[str, ChatFormat] = {
@@ -316,6 +353,7 @@ SPECIAL: Mapping[str, ChatFormat] = {
     "minimax-m3": MINIMAX_M3, "minimax-m1": MINIMAX_M1, "nemotron-nano-v2": NEMOTRON_V2,
     "apriel": APRIEL, "functionary-3.1": FUNCTIONARY_3_1, "apertus": APERTUS, "gemma-4": GEMMA4,
     "gigachat-3": GIGACHAT, "solar-open": SOLAR, "minicpm-5": MINICPM5, "llama-3": LLAMA3,
+    "llama-4": LLAMA4,
 }  # fmt: skip
 
 #: Formats of templates that no format can be derived from, because they write no calls.
@@ -323,5 +361,8 @@ ASKED_FOR: Mapping[str, ChatFormat] = {
     "kimi-k2": KIMI_K2, "granite-3": GRANITE_3, "lfm2": LFM2, "hermes": HERMES,
 }  # fmt: skip
 
+#: Formats of templates that have no place for tools.
+WITHOUT_TOOLS: Mapping[str, ChatFormat] = {"phi-4-mini": PHI4_MINI}
+
 #: All formats that are not derived, by name.
-FAMILIES: Mapping[str, ChatFormat] = {**SPECIAL, **ASKED_FOR, "plain": PLAIN}
+FAMILIES: Mapping[str, ChatFormat] = {**SPECIAL, **ASKED_FOR, **WITHOUT_TOOLS, "plain": PLAIN}

@@ -135,11 +135,15 @@ class JsonContent:
 
 @attrs.frozen
 class Choice:
-    """The first steps are for input that begins with a text, the others for other input."""
+    """The first steps are for input that begins with a text, the others for other input.
+
+    A grammar has the first, or the others if `writes_others`.
+    """
 
     start: str
     steps: tuple[Step, ...]
     otherwise: tuple[Step, ...]
+    writes_others: bool = False
 
 
 def texts_in(description: object) -> Iterator[str]:
@@ -160,7 +164,8 @@ class ToolCalls:
 
     One of `starts` begins a group of calls; `opening` is read before the first. After each call
     another one follows if one of `between` comes, which is dropped, or one of `again`, which is a
-    part of that call. Then the texts in `closing` may come, in order; any may be missing.
+    part of that call; an empty one is any text that closes nothing. Then the texts in `closing` may
+    come, in order; any may be missing.
     """
 
     starts: tuple[str, ...]
@@ -169,7 +174,7 @@ class ToolCalls:
     between: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
     closing: tuple[str, ...] = ()
-    bare: str = ""  # a message that begins with this text begins with a call
+    bare: str = ""  # a message that begins with one of these characters begins with a call
     short_ids: bool = False  # the template takes ids only if they have nine letters and digits
 
 

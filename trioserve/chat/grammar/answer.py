@@ -29,6 +29,7 @@ from trioserve.chat.formats.syntax import (
     QuotedName,
     Step,
     ToolCalls,
+    texts_in,
 )
 from trioserve.chat.grammar.arguments import ArgumentsStep, dump_step
 from trioserve.chat.grammar.schemas import (
@@ -133,12 +134,11 @@ def functions_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list
 
 
 def _chosen(steps: Sequence[Step]) -> list[Step]:
-    """Take those steps of each choice that lead to a call."""
+    """Take those steps of each choice that a grammar has."""
     chosen: list[Step] = []
     for step in steps:
         if isinstance(step, Choice):
-            says = any(isinstance(one, JsonContent) for one in step.steps)
-            chosen += _chosen(step.otherwise if says else step.steps)
+            chosen += _chosen(step.otherwise if step.writes_others else step.steps)
         else:
             chosen.append(step)
     return chosen
@@ -170,8 +170,8 @@ def _arguments_of(step: Step) -> ArgumentsStep | None:
 def _texts_before(syntax: ToolCalls, steps: Sequence[Step]) -> list[str]:
     """Find the texts that may stand before a name; none if it is known by its quotes or prefix."""
     if isinstance(steps[0], Name):
-        opening = [step.text for step in syntax.opening if isinstance(step, Marker)]
-        return [*syntax.starts, *opening, *syntax.between, *syntax.again]
+        opening = [text for step in _chosen(syntax.opening) for text in texts_in(step)]
+        return [*syntax.starts, *opening, *syntax.between, *(one or "\n" for one in syntax.again)]
     for before, step in itertools.pairwise(steps):
         if isinstance(step, Name) and not step.prefix and isinstance(before, Marker):
             return [before.text]
@@ -328,7 +328,9 @@ class _MarkerWriter:
         triggers, read = self._triggers()
         if self._syntax.bare and not self._parallel:
             # Without a marker, the first character decides.
-            free = self._rules.terminal(rf"/[ \t\r\n]*[^{self._syntax.bare} \t\r\n](?s:.*)/")
+            free = self._rules.terminal(
+                rf"/[ \t\r\n]*[^{re.escape(self._syntax.bare)} \t\r\n](?s:.*)/"
+            )
             return self._grammar(choice([self._whole(), free, '""']), required=True)
         if not triggers:
             return None
@@ -401,16 +403,22 @@ class _MarkerWriter:
         syntax, space = self._syntax, self._rules.space
         if not self._parallel or not (syntax.between or syntax.again):
             return ""
-        gap = space if isinstance(syntax.call[0], Name) else ""
+        gap = space if isinstance(_chosen(syntax.call)[0], Name) else ""
         ways = [
             sequence(space, self._rules.marker(text), gap, self._call) for text in syntax.between
         ]
-        ways += [self._call] if syntax.again else []
+        if syntax.again:
+            ways.append(sequence(quoted("\n") if "" in syntax.again else "", self._call))
         return f"{choice(ways)}*" if len(ways) > 1 else f"({ways[0]})*"
 
     def _closing(self) -> str:
         syntax, rules = self._syntax, self._rules
         closing = [sequence(rules.space, rules.marker(text)) for text in syntax.closing]
+        if syntax.bare:  # what closes a marker may be missing, like the marker
+            closing = [
+                f"({one})?" if text.startswith("<") else one
+                for one, text in zip(closing, syntax.closing, strict=True)
+            ]
         if len(syntax.starts) == len(closing) > 1:  # one end for each start
             return choice(closing)
         return sequence(*closing)

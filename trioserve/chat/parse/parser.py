@@ -177,8 +177,9 @@ class MarkerParser(MessageParser):
             self._say(self._drop(found))
             return self._at_thinking(final)
         if marker in self._dropped:
-            self._say(self._drop(found))
-            self._drop(len(marker))
+            self._say(self._drop(_without_newlines(self._buffer, 0, found)))
+            self._drop(len(self._buffer) - len(self._buffer.lstrip("\n")) + len(marker))
+            self._skip = "\n"
             self._places.add("\n")
             return True
         self._say(self._drop(_without_newlines(self._buffer, 0, found)))
@@ -202,10 +203,10 @@ class MarkerParser(MessageParser):
     def _at_bare(self, tools: ToolCalls, final: bool) -> bool:
         """Look whether the message begins with a call that has no marker."""
         text = self._buffer.lstrip(WHITESPACE)
-        if not final and text != tools.bare and tools.bare.startswith(text):
+        if not text and not final:
             return False
         self._fresh = False
-        if text.startswith(tools.bare):
+        if text and text[0] in tools.bare:
             self._read(len(self._buffer) - len(text), tools.opening)
         return True
 
