@@ -135,11 +135,15 @@ def _parse_message(message: object, path: str) -> Message:
     calls = fields.pop("tool_calls", None)
     if calls and role != "assistant":
         raise InvalidRequestError.at(f"{path}.tool_calls", "belongs to a message of the assistant.")
+    if isinstance(fields.get("reasoning"), str):  # as vLLM and OpenRouter name it
+        fields.setdefault("reasoning_content", fields.pop("reasoning"))
     for name in ("name", "tool_call_id", "reasoning_content"):
         if name in fields:
             _text(fields, name, path)
     if "content" in fields:
         fields["content"] = _parse_content(fields["content"], path)
+        if not isinstance(fields["content"], str):
+            _take_thoughts(fields, path)
     elif "content" in given or (
         role == "assistant" and (calls is not None or "reasoning_content" in fields)
     ):
@@ -164,6 +168,29 @@ def _parse_content(content: object, path: str) -> str | list[dict[str, Any]]:
     return [_parse_part(part, f"{path}[{i}]") for i, part in enumerate(parts)]
 
 
+#: Types of content parts that hold reasoning, each with the fields that may have its text.
+_THOUGHTS: Mapping[str, tuple[str, ...]] = {
+    "thinking": ("thinking", "text"),
+    "reasoning": ("text", "reasoning", "content"),
+}
+
+
+def _take_thoughts(fields: Message, path: str) -> None:
+    """Make the parts of a content that hold reasoning the reasoning of the message."""
+    content: list[dict[str, Any]] = fields["content"]
+    thoughts = [part["thought"] for part in content if part["type"] == "thought"]
+    if not thoughts:
+        return
+    if fields["role"] != "assistant":
+        place = next(i for i, part in enumerate(content) if part["type"] == "thought")
+        raise InvalidRequestError.at(
+            f"{path}.content[{place}]", "holds reasoning, which is the assistant's."
+        )
+    given = fields.get("reasoning_content", "")
+    fields["reasoning_content"] = "\n\n".join(filter(None, (given, *thoughts)))
+    fields["content"] = [part for part in content if part["type"] != "thought"]
+
+
 def _parse_part(part: object, path: str) -> dict[str, Any]:
     if isinstance(part, Attachment):
         return media_part(part.source(path))
@@ -171,6 +198,9 @@ def _parse_part(part: object, path: str) -> dict[str, Any]:
     kind = _text(fields, "type", path, filled=True)
     if kind in ("text", "refusal"):
         return {"type": "text", "text": _text(fields, kind, path)}
+    if kind in _THOUGHTS:
+        field = next((name for name in _THOUGHTS[kind] if name in fields), kind)
+        return {"type": "thought", "thought": _thought(fields, field, path)}
     if kind == "media" and isinstance(fields.get("media"), MediaSource):
         return media_part(fields["media"])
     if kind == "document" and isinstance(fields.get("document"), DocumentSource):
@@ -178,6 +208,15 @@ def _parse_part(part: object, path: str) -> dict[str, Any]:
     if (media := parse_media_part(kind, fields, path)) is None:
         raise UnsupportedFieldError.at(f"{path}.type", f"is {kind!r:.80}, which is not known here.")
     return media
+
+
+def _thought(fields: Mapping[str, Any], name: str, path: str) -> str:
+    """Read reasoning: a text, or a list of parts with texts, as Mistral's API has it."""
+    value = fields.get(name)
+    if not isinstance(value, list):
+        return _text(fields, name, path)
+    parts = (_mapping(part, f"{path}.{name}[{i}]") for i, part in enumerate(value))
+    return "".join(_text(part, "text", f"{path}.{name}[{i}]") for i, part in enumerate(parts))
 
 
 def _parse_call(call: object, path: str) -> dict[str, Any]:
@@ -239,6 +278,11 @@ def check_count(n: int, limit: int, path: str, what: str) -> None:
 def join_text(parts: Sequence[Mapping[str, Any]]) -> str:
     """Join the text of content parts, one part a line, as llama-server does."""
     return "\n".join(part["text"] for part in parts if part["text"])
+
+
+def as_text(content: Any) -> str:
+    """Give the text of a content that may be a list of parts."""
+    return content if isinstance(content, str) else join_text(content)
 
 
 def document_part(

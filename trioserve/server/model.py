@@ -101,6 +101,7 @@ class LoadedModel:
         try:
             template = template_of(info, config)
             preserved = preserved_tokens(template.format, vocab.control, vocab.names)
+            template.repairs  # noqa: B018 - found here, not by the first chat on the event loop
         except TemplateError as error:
             raise ModelLoadError(f"The chat template cannot be used: {error.message}") from error
         variables = config.template_variables

@@ -59,7 +59,7 @@ def test_reasoning_is_written_anew(source: str, kwargs: dict[str, Any]) -> None:
     def prompt(last: dict[str, Any], part: ContinueFinalMessage = "auto") -> str:
         return render(USER, last, part=part, source=source, format=PLAIN_THINK, **kwargs)
 
-    assert prompt(said("A")) == HEAD + "<think></think>A"
+    assert prompt(said("A")) == HEAD + "A"
     assert prompt(said("A", reasoning_content="so")) == HEAD + "<think>so</think>A"
     assert prompt(said(reasoning_content="so")) == HEAD + "<think>so"
     assert prompt(said(reasoning_content="so"), "content") == HEAD + "<think>so</think>"
@@ -70,7 +70,6 @@ def test_reasoning_is_written_anew(source: str, kwargs: dict[str, Any]) -> None:
     ("messages", "param"),
     [
         ([USER], "messages[0].role"),
-        ([said("A")], "messages"),
         ([], "messages"),
         ([USER, said("A", tool_calls=[{"function": {"name": "f"}}])], "messages[1].tool_calls"),
         ([USER, said(5)], "messages[1].content"),
@@ -85,16 +84,43 @@ def test_what_cannot_be_continued(
     assert caught.value.param == param
 
 
-def test_reasoning_needs_a_model_that_writes_it() -> None:
+def test_reasoning_is_content_of_a_model_that_writes_none() -> None:
+    assert render(USER, said(reasoning_content="so")).endswith("so")
     with pytest.raises(UnsupportedFieldError) as caught:
-        render(USER, said(reasoning_content="so"))
+        render(USER, said(reasoning_content="so"), part="reasoning_content")
     assert caught.value.param == "messages[1].reasoning_content"
 
 
-def test_messages_in_channels_cannot_be_continued() -> None:
-    with pytest.raises(UnsupportedFieldError) as caught:
-        render(USER, said("A"), format=HARMONY)
-    assert caught.value.param == "messages[1]"
+HARMONIC = """\
+{%- for m in messages -%}
+{%- if m.role == 'assistant' and loop.last and m.thinking -%}
+<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>
+{%- endif -%}
+<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>
+{%- endfor -%}
+{%- if add_generation_prompt %}<|start|>assistant{% endif -%}
+"""
+
+
+def test_a_message_in_a_channel_is_continued() -> None:
+    head = "<|start|>user<|message|>Hi <think><|end|><|start|>assistant"
+    said_so = said("A", reasoning_content="so")
+    thought = "<|channel|>analysis<|message|>so"
+    final = "<|channel|>final<|message|>A"
+
+    def prompt(last: dict[str, Any]) -> str:
+        return render(USER, last, source=HARMONIC, format=HARMONY)
+
+    assert prompt(said("A")) == head + final
+    assert prompt(said_so) == f"{head}{thought}<|end|><|start|>assistant{final}"
+    assert prompt(said(reasoning_content="so")) == head + thought
+    for last, message in (
+        (said_so, Message(content=" x")),
+        (said(reasoning_content="so"), Message(content="x", reasoning_content=" y")),
+    ):
+        tail = continued_prompt_tail([USER, last], "auto", HARMONY)
+        text = " x" if message.content == " x" else f" y<|end|><|start|>assistant{final[:-1]}x"
+        assert parse([text], HARMONY, parse_tools=False, prompt_tail=tail) == message
 
 
 def test_the_part_that_is_continued() -> None:

@@ -95,16 +95,7 @@ def test_a_system_message_joins_the_users_where_there_is_no_place_for_it() -> No
     template = ChatTemplate(BARE)
     assert template.render([SYSTEM, USER]) == "[user]Be brief.\nHi"
     assert template.render([{**SYSTEM, "role": "developer"}, USER]) == "[user]Be brief.\nHi"
-    with pytest.raises(TemplateError) as caught:
-        template.render([SYSTEM])
-    assert caught.value.param == "messages[0].role"
-
-
-def test_a_later_system_message_is_up_to_the_template() -> None:
-    with pytest.raises(TemplateError) as caught:
-        ChatTemplate(BARE).render([USER, SYSTEM])
-    assert caught.value.param == "messages[1]"
-    assert "no system" in caught.value.message
+    assert template.render([SYSTEM]) == "[user]Be brief."
 
 
 def test_the_developers_role() -> None:
@@ -136,9 +127,7 @@ def test_arguments_become_an_object_where_the_template_wants_one() -> None:
 def test_arguments_that_are_no_object(arguments: str) -> None:
     call = {**CALL, "function": {"name": "f", "arguments": arguments}}
     messages = [USER, {"role": "assistant", "tool_calls": [call]}]
-    with pytest.raises(InvalidRequestError) as caught:
-        ChatTemplate(FULL).render(messages)
-    assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
+    assert json.dumps(arguments) in ChatTemplate(FULL).render(messages)
     assert arguments in ChatTemplate(text_calls(FULL)).render(messages)
 
 
@@ -151,7 +140,8 @@ def test_tools_are_told_by_text_where_the_template_has_no_place_for_them() -> No
     system, _, rest = prompt.partition("\nHi[assistant]")
     assert system.startswith("[user]Be brief.\n\nYou can call these functions:\n{")
     assert json.dumps(TOOL["function"]) in system
-    assert rest == (f'Look:\n\n{{"tool_calls": [{call}, {call}]}}[user]{result}\n\n{result}\n\nHi')
+    calls = f'{{"tool_calls": [{call}, {call}]}}'
+    assert rest == f"Look:\n\n{calls}[user]{result}[user]{result}[user]Hi"
     alone = template.render([USER], tools=[TOOL])
     assert alone.startswith("[user]You can call")
     assert alone.endswith("\nHi")
@@ -159,9 +149,9 @@ def test_tools_are_told_by_text_where_the_template_has_no_place_for_them() -> No
 
 
 def test_an_error_names_the_message_after_one_was_added() -> None:
-    later = {"role": "system", "content": "x"}
+    picky = BARE + "{% for m in messages %}{% if m.content == 'x' %}{{ nothing.x }}{% endif %}"
     with pytest.raises(TemplateError) as caught:
-        ChatTemplate(BARE).render([USER, later], tools=[TOOL])
+        ChatTemplate(picky + "{% endfor %}").render([USER, {**USER, "content": "x"}], tools=[TOOL])
     assert caught.value.param == "messages[1]"
 
 
@@ -182,14 +172,6 @@ def test_templates_are_told_what_day_it_is() -> None:
     template = ChatTemplate("{{ date_string }}|{{ datetime }}", now=lambda: datetime(2025, 3, 1))
     assert template.render([USER]) == "01 Mar 2025|Mar 01 2025"
     assert template.render([USER], kwargs={"date_string": "today"}) == "today|Mar 01 2025"
-
-
-def test_one_call_at_a_time() -> None:
-    source = FULL.replace("in m.tool_calls or []", "in (m.tool_calls or [])[:1]")
-    called = {"role": "assistant", "tool_calls": [CALL, CALL]}
-    with pytest.raises(UnsupportedFieldError) as caught:
-        ChatTemplate(source).render([USER, called])
-    assert caught.value.param == "messages[1].tool_calls[1]"
 
 
 def test_reasoning_goes_where_the_template_looks_for_it() -> None:

@@ -15,6 +15,7 @@ from trioserve.chat.template.thinking import ThinkingVariables, find as find_thi
 Probe = Callable[..., str | None]
 
 _NEEDLE = "q7needle"
+_NEEDLES = (_NEEDLE, "q7second")
 _KEY = "q7key"
 _CALL_IDS = ("call00001", "call00002")  # nine letters and digits, which some templates insist on
 
@@ -48,7 +49,8 @@ class Capabilities:
     string_roles: frozenset[str] = frozenset()
     #: The variables that turn reasoning on and off, and up and down.
     thinking: ThinkingVariables = attrs.field(factory=ThinkingVariables)
-    #: The field of a message that holds the reasoning, if the template shows it.
+    #: The field of a message that holds the reasoning, if the template shows it. `content`: it is a
+    #: part of the content, of the type "thinking".
     reasoning_field: str | None = None
 
     def as_flags(self) -> dict[str, bool]:
@@ -137,16 +139,22 @@ def _in_both_forms(probe: Probe, shows: Callable[[str], bool], make: Callable[..
 
 
 def _takes(probe: Probe, role: str, *, typed: bool) -> bool:
-    content: Any = [{"type": "text", "text": _NEEDLE}] if typed else _NEEDLE
+    """Whether the content may be text, or a list of parts: all of them are shown, none as JSON."""
+    parts = [{"type": "text", "text": text} for text in _NEEDLES]
+    content: Any = parts if typed else "".join(_NEEDLES)
+
+    def shows(shown: str) -> bool:
+        return (
+            all(needle in shown for needle in _NEEDLES)
+            and (role == "tool" or "'type'" not in shown)
+            and f"'text': '{_NEEDLE}" not in shown
+            and f'"text": "{_NEEDLE}' not in shown
+        )
+
     if role == "tool":
+        calls = {form: [_call(0, "x", as_object=form)] for form in (True, False)}
         return _in_both_forms(
-            probe,
-            lambda shown: (
-                _NEEDLE in shown
-                and f"'text': '{_NEEDLE}" not in shown
-                and f'"text": "{_NEEDLE}' not in shown
-            ),
-            lambda as_object: _conversation([_call(0, "x", as_object=as_object)], [content]),
+            probe, shows, lambda as_object: _conversation(calls[as_object], [content])
         )
     messages = [_user(), _assistant(), _user()]
     if role == "system":
@@ -154,9 +162,7 @@ def _takes(probe: Probe, role: str, *, typed: bool) -> bool:
     else:
         place = {"user": 0, "assistant": 1}[role]
         messages[place] = {"role": role, "content": content}
-    shown = probe(messages) or ""
-    # A list that is printed as it is does not count.
-    return _NEEDLE in shown and "'type'" not in shown and '"text"' not in shown
+    return shows(probe(messages) or "")
 
 
 def _shows_tools(probe: Probe) -> bool:
@@ -186,26 +192,39 @@ def _differs(probe: Probe, name: str, one: Any, other: Any) -> bool:
     return first is not None and second is not None and first != second
 
 
+def with_reasoning(field: str, message: Message, reasoning: str) -> Message:
+    """Put reasoning into the field of a message; see `Capabilities.reasoning_field`."""
+    if field != "content":
+        return {**message, field: reasoning}
+    content = message["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
+
+
 def _reasoning_field(probe: Probe) -> str | None:
-    for field in ("reasoning_content", "reasoning", "thinking"):
-        said: Message = _assistant("Hello", **{field: _NEEDLE})
+    for field in ("reasoning_content", "reasoning", "thinking", "content"):
+        said = with_reasoning(field, _assistant("Hello"), _NEEDLE)
 
         def after_call(as_object: bool, field: str = field) -> list[Message]:
             calls = [_call(0, "x", as_object=as_object)]
-            called = _assistant("", tool_calls=calls, **{field: _NEEDLE})
+            called = with_reasoning(field, _assistant("", tool_calls=calls), _NEEDLE)
             result = {"role": "tool", "tool_call_id": _CALL_IDS[0], "content": "result"}
             return [_user(), called, {**result, "name": "tool1"}]
 
-        if _in_both_forms(probe, lambda shown: _NEEDLE in shown, after_call):
+        if _in_both_forms(probe, _shows_needle, after_call):
             return field
         for messages in ([_user(), said], [_user(), said, _user()]):
-            if _NEEDLE in (probe(messages) or ""):
+            if _shows_needle(probe(messages) or ""):
                 return field
     return None
 
 
+def _shows_needle(shown: str) -> bool:
+    as_it_is = (f"'thinking': '{_NEEDLE}", f'"thinking": "{_NEEDLE}')
+    return _NEEDLE in shown and not any(text in shown for text in as_it_is)
+
+
 def _keeps_reasoning(probe: Probe, field: str) -> bool:
-    early = _assistant("Hello", **{field: _NEEDLE})
-    late = _assistant("Hello", **{field: "later"})
+    early, late = (with_reasoning(field, _assistant(), text) for text in (_NEEDLE, "later"))
     messages = [_user(), early, _user(), late, _user()]
     return _NEEDLE in (probe(messages, enable_thinking=True, **PRESERVE_REASONING) or "")

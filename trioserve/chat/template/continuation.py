@@ -4,11 +4,12 @@ where the prompts of other chats are likely to diverge from it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta
-from trioserve.chat.formats.syntax import ChatFormat, Reasoning
+from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.messages import Message, Messages, parse_messages
 from trioserve.chat.params import ContinueFinalMessage
 from trioserve.chat.template.render import ChatTemplate
@@ -48,38 +49,44 @@ def render_continued(
 ) -> str:
     """Render messages so that the model continues a part of the final one.
 
+    The template writes a message that stands for the final one. Before its text the prompt ends.
+
     Raises:
         TemplateError: the template refuses the messages.
-        UnsupportedFieldError: reasoning is to be continued, and this model writes none; or the
-            model writes its messages in channels.
-        InvalidRequestError: there is nothing before the final message, or a message is malformed.
+        UnsupportedFieldError: reasoning is to be continued, and this model writes none.
+        InvalidRequestError: a message is malformed.
     """
     *others, final = messages = parse_messages(messages)
-    part, before = continued_part(messages, part), Messages(others)
-    if not before:
-        raise InvalidRequestError.at(
-            "messages", "must have a message before the one that is continued."
-        )
-    path = f"messages[{len(before)}]"
-    if format.channels is not None:  # we know how to read their headers, not how to write them
-        raise UnsupportedFieldError("Messages of this model cannot be continued.", param=path)
-    closed = template.render(before, tools=tools, add_generation_prompt=False, kwargs=kwargs)
-    opened = template.render(before, tools=tools, add_generation_prompt=True, kwargs=kwargs)
-    if format.reasoning is None:
-        if part == "reasoning_content":
+    asked, part, before = part, continued_part(messages, part), Messages(others)
+    thought: str = final.get("reasoning_content", "")
+    if format.thinking is None and part == "reasoning_content":
+        if asked == "reasoning_content":
             raise UnsupportedFieldError(
                 "This model writes no reasoning that could be continued.",
-                param=f"{path}.reasoning_content",
+                param=f"messages[{len(before)}].reasoning_content",
             )
-        return opened + _text(final)
-    # The template may have opened the reasoning, or opened and closed it: it is written again.
-    header_at = len(closed) if opened.startswith(closed) else 0
-    reasoning_at = opened.find(format.reasoning.start, header_at)
-    prompt = opened if reasoning_at < 0 else opened[:reasoning_at]
-    start, end = _markers(template, format.reasoning)
-    reasoning: str = final.get("reasoning_content", "")
-    prompt += start + reasoning
-    return prompt if part == "reasoning_content" else prompt + end + _text(final)
+        part, final = "content", {**final, "content": thought}
+
+    def written(**stand_in: str) -> str:
+        """Render the chat with another final message, until its content."""
+        chat = Messages([*before, {"role": "assistant", **stand_in, "content": _ANSWER}])
+        text = template.render(chat, tools=tools, add_generation_prompt=False, kwargs=kwargs)
+        found, is_there, _ = text.rpartition(_ANSWER)
+        if not is_there:
+            raise TemplateError("The chat template loses the final message.", param="messages")
+        return found
+
+    if part == "content" and not thought:
+        return written() + _text(final)
+    opening, is_there, between = written(reasoning_content=_THOUGHT).rpartition(_THOUGHT)
+    if not is_there and format.reasoning is not None:
+        # The template leaves out the reasoning, and may have written an empty one.
+        start, between = format.reasoning.start, format.reasoning.end
+        empty = rf"{re.escape(start)}\s*{re.escape(between)}\s*\Z"
+        opening = re.sub(empty, "", written()) + start
+    elif not is_there:
+        return written() + _text(final)
+    return opening + thought + (between + _text(final)) * (part == "content")
 
 
 def continued_prompt_tail(
@@ -87,10 +94,14 @@ def continued_prompt_tail(
 ) -> str:
     """Give what the parser takes for the end of the prompt: the marker of reasoning, or nothing.
 
-    The actual end of the prompt is the client's text, which may look like a marker.
+    Where the output is a row of messages, it is the header of the one that is continued. The actual
+    end of the prompt is the client's text, which may look like a marker.
     """
     in_reasoning = continued_part(messages, part) == "reasoning_content"
-    return format.reasoning.start if in_reasoning and format.reasoning is not None else ""
+    tail = format.thinking.start if in_reasoning and format.thinking is not None else ""
+    if (channels := format.channels) is None:
+        return tail
+    return channels.start + channels.role + (tail or channels.content_header + channels.message)
 
 
 def final_message_deltas(messages: Sequence[Mapping[str, Any]]) -> tuple[Delta, ...]:
@@ -102,22 +113,6 @@ def final_message_deltas(messages: Sequence[Mapping[str, Any]]) -> tuple[Delta, 
     if text := _text(final):
         deltas.append(ContentDelta(text))
     return tuple(deltas)
-
-
-def _markers(template: ChatTemplate, reasoning: Reasoning) -> tuple[str, str]:
-    """Find out which whitespace the template writes around the markers of reasoning."""
-    chat = [
-        {"role": "user", "content": "0"},
-        {"role": "assistant", "reasoning_content": _THOUGHT, "content": _ANSWER},
-    ]
-    text = template.render(chat, add_generation_prompt=False)
-    thought, answer = text.find(_THOUGHT), text.find(_ANSWER)
-    if 0 <= thought < answer:
-        start = text[max(0, text.rfind(reasoning.start, 0, thought)) : thought]
-        end = text[thought + len(_THOUGHT) : answer]
-        if (start.strip(), end.strip()) == (reasoning.start.strip(), reasoning.end.strip()):
-            return start, end
-    return reasoning.start, reasoning.end
 
 
 #: Stand for the reasoning and the answer: templates strip and escape nothing in them.

@@ -17,15 +17,17 @@ from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.messages import (
     ROLES,
     Message,
-    Messages,
     Tool,
+    as_text,
     join_text,
     parse_messages,
     parse_tools,
 )
-from trioserve.chat.template.capabilities import PRESERVE_REASONING, Capabilities, find
+from trioserve.chat.template import capabilities, repairs
+from trioserve.chat.template.capabilities import PRESERVE_REASONING, Capabilities
+from trioserve.chat.template.repairs import Conversation, Repair, Turns, read_object
 from trioserve.chat.template.sandbox import Limits, Meter, OutOfTimeError, Output, Sandbox, running
-from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError, TemplateError
 
 _INSTRUCTIONS = """\
 You can call these functions:
@@ -36,15 +38,15 @@ To call some, write nothing but JSON in this form:
 Their results come in the next message. When you need none, answer in plain words."""
 
 
-def with_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+def with_tools(turns: Turns, tools: Sequence[Tool]) -> Turns:
     """Tell the model of its tools in the first system message, or in one before all others."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
     told = _INSTRUCTIONS.format(tools="\n".join(lines))
-    first = messages[0]
+    place, first = turns[0]
     if first["role"] not in ("system", "developer"):
-        return [{"role": "system", "content": told}, *messages]
+        return [(0, {"role": "system", "content": told}), *turns]
     content = f"{as_text(first['content'])}\n\n{told}"
-    return [{**first, "content": content}, *messages[1:]]
+    return [(place, {**first, "content": content}), *turns[1:]]
 
 
 def with_calls_as_text(message: Message) -> Message:
@@ -69,24 +71,6 @@ def with_result_as_text(message: Message) -> Message:
             result[field] = message[field]
     text = json.dumps({"tool_response": result}, ensure_ascii=False)
     return {"role": "user", "content": text}
-
-
-def merged(messages: Sequence[tuple[int, Message]]) -> list[tuple[int, Message]]:
-    """Join messages of the user that follow each other: many templates insist on turns."""
-    joined: list[tuple[int, Message]] = []
-    for place, message in messages:
-        if joined and message["role"] == "user" == joined[-1][1]["role"]:
-            before = joined[-1][1]
-            content = f"{as_text(before['content'])}\n\n{as_text(message['content'])}"
-            joined[-1] = joined[-1][0], {**before, "content": content}
-        else:
-            joined.append((place, message))
-    return joined
-
-
-def as_text(content: Any) -> str:
-    """Give the text of a content that may be a list of parts."""
-    return content if isinstance(content, str) else join_text(content)
 
 
 #: The longest template, in characters. Those of known models have up to 17,000.
@@ -129,6 +113,7 @@ class ChatTemplate:
         self._limits = Limits() if limits is None else limits
         self._now = now
         self._template, self._wants = _compile(source, now)
+        self._repairs: list[tuple[Repair, ...]] = []  # once they are found; the same in copies
 
     def with_limits(self, limits: Limits) -> ChatTemplate:
         """Make the same template with other limits. With `Limits.hurried`, `render` raises
@@ -141,7 +126,17 @@ class ChatTemplate:
     @functools.cached_property
     def capabilities(self) -> Capabilities:
         """What the template can do. The first look renders it a few dozen times."""
-        return find(self._probe)
+        return capabilities.find(self._probe)
+
+    @property
+    def repairs(self) -> tuple[Repair, ...]:
+        """What conversations need so that the prompt has all of them, in their order.
+
+        The first look renders small conversations, a hundred times. It may take 50 ms.
+        """
+        if not self._repairs:
+            self._repairs.append(repairs.find(self._probe_repaired))
+        return self._repairs[0]
 
     @functools.cached_property
     def format(self) -> ChatFormat:
@@ -191,19 +186,10 @@ class ChatTemplate:
                 param=f"chat_template_kwargs.{name}",
             )
         variables: dict[str, Any] = {**self._absent, **(kwargs or {})}
-        parsed_tools = list(parse_tools(tools))
-        has_place = self.capabilities.supports_tools
-        adapted = self._adapt(parse_messages(messages), [] if has_place else parsed_tools)
         self._set_thinking(variables)
         variables["add_generation_prompt"] = add_generation_prompt
-        if parsed_tools and has_place:
-            variables["tools"] = parsed_tools
-        prompt = self._run(
-            [message for _, message in adapted],
-            variables,
-            [index for index, _ in adapted],
-            self._limits,
-        )
+        turns = list(enumerate(parse_messages(messages)))
+        prompt = self._render(turns, parse_tools(tools), variables, self.repairs, self._limits)
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
@@ -214,53 +200,48 @@ class ChatTemplate:
 
     # -- adapting messages to the template
 
-    def _adapt(self, messages: Messages, tools: list[Tool]) -> list[tuple[int, Message]]:
-        """Return the messages in the template's form, each with its place in the request.
-
-        The prompt describes `tools` as text.
-        """
-        placed = list(enumerate(messages))
+    def _render(
+        self,
+        turns: Turns,
+        tools: Sequence[Tool],
+        variables: Mapping[str, Any],
+        repairs: Sequence[Repair],
+        limits: Limits,
+    ) -> str:
+        """Render messages, each with its place in the request, in the forms of the template."""
+        if tools and not self.capabilities.supports_tools:
+            turns = with_tools(turns, tools)
+            tools = ()
+        turns = [(place, self._in_known_role(place, one)) for place, one in turns]
+        for repair in repairs:
+            if repair.messages is not None:
+                turns = repair.messages(turns)
+            elif repair.tool is not None:
+                tools = [repair.tool(tool) for tool in tools]
         if tools:
-            told = with_tools(messages, tools)
-            placed = [(0, told[0]), *placed[1 - (len(told) - len(messages)) :]]
-        adapted = [(place, self._adapt_message(place, message)) for place, message in placed]
-        if not self._shows_results and any(
-            message["role"] in ("tool", "function") for message in messages
-        ):
-            adapted = merged(adapted)
-        if self.capabilities.supports_system_role or adapted[0][1]["role"] != "system":
-            return adapted
-        if len(adapted) == 1 or adapted[1][1]["role"] != "user":
-            raise TemplateError(
-                "The chat template of this model has no place for a system message, "
-                "and no message of the user follows that could carry it.",
-                param="messages[0].role",
-            )
-        system, (index, first) = as_text(adapted[0][1]["content"]), adapted[1]
-        content = first["content"]
-        if isinstance(content, str):
-            content = f"{system}\n{content}"
-        else:
-            content = [{"type": "text", "text": system}, *content]
-        return [(index, {**first, "content": content}), *adapted[2:]]
+            variables = {**variables, "tools": list(tools)}
+        messages = [self._in_form(message) for _, message in turns]
+        return self._run(messages, variables, [place for place, _ in turns], limits)
 
-    def _adapt_message(self, index: int, message: Message) -> Message:
-        path = f"messages[{index}]"
+    def _in_known_role(self, place: int, message: Message) -> Message:
         message = self._with_text_for_tools(message)
+        role = self._role(message["role"], f"messages[{place}]")
+        return message if role == message["role"] else {**message, "role": role}
+
+    def _in_form(self, message: Message) -> Message:
+        """Give content, arguments and reasoning the forms that the template reads."""
         adapted = dict(message)
-        adapted["role"] = role = self._role(message["role"], path)
-        can = self.capabilities
-        content = message["content"]
+        can, role, content = self.capabilities, message["role"], message["content"]
         typed, strings = role in can.typed_roles, role in can.string_roles
-        if isinstance(content, list) and not typed:
+        if isinstance(content, list) and not (typed and content):
             adapted["content"] = join_text(content)
         elif isinstance(content, str) and typed and not strings:
             adapted["content"] = [{"type": "text", "text": content}]
-        if "tool_calls" in message:
-            adapted["tool_calls"] = self._calls(message["tool_calls"], f"{path}.tool_calls")
+        if "tool_calls" in message and can.supports_object_arguments:
+            adapted["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]
         field = can.reasoning_field
-        if field is not None and field not in adapted and "reasoning_content" in message:
-            adapted[field] = adapted.pop("reasoning_content")
+        if field is not None and "reasoning_content" in adapted:
+            adapted = capabilities.with_reasoning(field, adapted, adapted.pop("reasoning_content"))
         return adapted
 
     def _with_text_for_tools(self, message: Message) -> Message:
@@ -287,21 +268,6 @@ class ChatTemplate:
                 f"{path}.role", f"is {role!r}, which the chat template of this model does not know."
             )
         return {"developer": "system", "function": "tool"}.get(role, role)
-
-    def _calls(self, calls: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
-        if len(calls) > 1 and not self.capabilities.supports_parallel_tool_calls:
-            raise UnsupportedFieldError(
-                "The chat template of this model has a place for one tool call a message.",
-                param=f"{path}[1]",
-            )
-        if not self.capabilities.supports_object_arguments:
-            return calls
-        adapted = []
-        for i, call in enumerate(calls):
-            function = call["function"]
-            arguments = _read_object(function["arguments"], f"{path}[{i}].function.arguments")
-            adapted.append({**call, "function": {**function, "arguments": arguments}})
-        return adapted
 
     def _set_thinking(self, variables: dict[str, Any]) -> None:
         """Give llama-server's variables under the names that templates have for them."""
@@ -374,6 +340,14 @@ class ChatTemplate:
         except TemplateError:
             return None
 
+    def _probe_repaired(self, asked: Conversation, repairs: Sequence[Repair]) -> str | None:
+        variables = {**self._absent, "add_generation_prompt": True}
+        turns = list(enumerate(asked.turns))
+        try:
+            return self._render(turns, asked.tools, variables, repairs, _PROBE_LIMITS)
+        except TemplateError:
+            return None
+
 
 def _compile(
     source: str, now: Callable[[], datetime.datetime]
@@ -418,11 +392,6 @@ def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def _read_object(text: str, path: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError.at(path, f"is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequestError.at(path, "must hold a JSON object.")
-    return value
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": read_object(function["arguments"])}}

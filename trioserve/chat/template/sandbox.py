@@ -39,7 +39,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.filters import FILTERS
-from jinja2.meta import find_undeclared_variables
+from jinja2.meta import TrackingCodeGenerator
 from jinja2.parser import Parser
 from jinja2.runtime import BlockReference, Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
@@ -437,7 +437,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TemplateSyntaxError(
                 f"'{_REFUSED[type(node)]}' is not supported in chat templates", node.lineno
             )
-        wants = frozenset(find_undeclared_variables(tree))
+        tracker = TrackingCodeGenerator(self)
+        tracker.optimizer = None  # it would fold constants within the tree
+        tracker.visit(tree)
+        wants = frozenset(tracker.undeclared_identifiers)
         return Template.from_code(self, self.compile(tree), self.make_globals(None)), wants
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
