@@ -175,7 +175,7 @@ soak: $(VENV)/.installed-dev
 test-vocabularies: $(VENV)/.installed-dev
 	@set -e; sources=$${LLAMA_CPP_SDIST:-$$($(PY) -m tests.support.llama_cpp_sources)}; \
 	LLAMA_CPP_SDIST="$$sources" $(PY) -m pytest tests/api/test_vocabularies.py tests/api/test_vocabularies_reference.py \
-		tests/chat/formats/test_templates.py $(PYTEST_ARGS)
+		tests/chat/formats/test_templates.py tests/chat/template/test_histories.py $(PYTEST_ARGS)
 
 TEST_SCHEMAS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trioserve/published-tools
 

@@ -26,6 +26,7 @@ from trioserve.api import openapi
 from trioserve.api.base.generation_request import ACCEPTED, UNSUPPORTED, UNSUPPORTED_IN_CHAT
 from trioserve.app import create_app, create_router
 from trioserve.chat.grammar.keywords import KEYWORDS
+from trioserve.chat.template.repairs import REPAIRS
 from trioserve.cli.help import default_text, value_name
 from trioserve.config import Config
 from trioserve.config.flags import FLAGS, GROUPS, Flag
@@ -322,6 +323,12 @@ def keywords() -> str:
     return "\n".join(lines)
 
 
+def repairs() -> str:
+    """A table of the repairs of conversations, in their order."""
+    rows = [f"| `{repair.name}` | {repair.about} |\n" for repair in REPAIRS]
+    return f"| repair | what changes |\n|---|---|\n{''.join(rows)}"
+
+
 GENERATORS: Mapping[str, Callable[[], str]] = {
     "accepted": accepted,
     "api": api,
@@ -332,6 +339,7 @@ GENERATORS: Mapping[str, Callable[[], str]] = {
     "keywords": keywords,
     "left-out": left_out,
     "python": python,
+    "repairs": repairs,
 }
 
 if __name__ == "__main__":

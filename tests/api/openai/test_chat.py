@@ -287,9 +287,8 @@ async def test_the_model_goes_on_with_what_the_assistant_has_said() -> None:
         assert prompts[2].endswith("The city<|im_end|>\n<|im_start|>assistant\n")
         await ask(messages=HI, add_generation_prompt=False)
         assert prompts[3].endswith("Hi<|im_end|>\n")
-        refused = await ask(messages=messages[1:])
-        assert refused.status_code == 400
-        assert refused.json()["error"]["param"] == "messages"
+        await ask(messages=messages[1:])
+        assert prompts[4] == "<|im_start|>assistant\nThe city"
 
 
 # -- OpenAI's own client

@@ -96,7 +96,8 @@ HARMONIC = """\
 {%- if m.role == 'assistant' and loop.last and m.thinking -%}
 <|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>
 {%- endif -%}
-<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>{{ m.content }}<|end|>
+<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif -%}
+<|message|>{{ m.content }}<|end|>
 {%- endfor -%}
 {%- if add_generation_prompt %}<|start|>assistant{% endif -%}
 """

@@ -13,7 +13,7 @@ import pytest
 from trioserve.chat.formats.families import GENERIC_CALLS, HERMES
 from trioserve.chat.template.builtin import CHATML
 from trioserve.chat.template.render import ChatTemplate
-from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError, TemplateError
 
 USER = {"role": "user", "content": "Hi"}
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -216,6 +216,7 @@ def properties_of(server: ModelServer) -> dict[str, Any]:
         "ui": config.ui,
         "chat_template": model.template.source,
         "chat_template_caps": model.template.capabilities.as_flags(),
+        "chat_template_repairs": [repair.name for repair in model.template.repairs],
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
         "is_sleeping": server.sleeping,

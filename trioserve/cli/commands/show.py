@@ -36,7 +36,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     summary = describe(resolve(config.model))
     if "--template" in switches:
         print(summary.template, end="")
-        _describe_format(summary.template)
+        _describe_template(summary.template)
         return 0
     if "--fit" in switches:
         return _show_fit(config, as_json="--json" in switches)
@@ -52,12 +52,14 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return 1 if problem else 0
 
 
-def _describe_format(source: str) -> None:
-    """Say on standard error, so that the template stands alone, how the model writes."""
+def _describe_template(source: str) -> None:
+    """Say on standard error, so that the template stands alone, what was found out about it."""
     from trioserve.chat.template.render import ChatTemplate
 
-    found = ChatTemplate(source).recognized
+    template = ChatTemplate(source)
+    found = template.recognized
     lines = [f"format: {found.name}", *(f"{name}: {result}" for name, result in found.findings)]
+    lines += [f"repair {repair.name}: {repair.about}" for repair in template.repairs]
     print(*lines, sep="\n", file=sys.stderr)
 
 

@@ -1,0 +1,112 @@
+"""Repairs of conversations: which a template needs, and what is changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.chat.template.histories import History, tool
+from trioserve.chat.messages import parse_messages
+from trioserve.chat.template.builtin import CHATML
+from trioserve.chat.template.render import ChatTemplate
+from trioserve.chat.template.repairs import FILLER, REPAIRS, Turns
+
+#: Takes calls whose results have the same ids, of nine characters; one call a message.
+STRICT = """\
+{%- for t in tools or [] %}{{ t.function.name }}{{ t.function.description + '' }}{% endfor -%}
+{%- for m in messages -%}
+{%- if m.role == 'system' and not loop.first %}{{ raise_exception('too late') }}{% endif -%}
+[{{ m.role }}]{{ m.content + '' }}
+{%- for call in m.tool_calls or [] -%}
+{%- if loop.index > 1 or call.id | length != 9 %}{{ raise_exception('no') }}{% endif -%}
+{{ call.function.name }}{% for key, value in call.function.arguments.items() %}{{ key }}={{ value }}
+{%- endfor -%}
+{%- endfor -%}
+{%- endfor -%}
+"""
+#: Writes an id where the name of the function belongs.
+KIMI = """\
+{{ tools }}{%- for m in messages -%}[{{ m.role }}]{{ m.content + '' }}
+{%- for call in m.tool_calls or [] -%}<{{ call.id }}>{{ call.function.arguments | string }}
+{%- endfor -%}
+{%- endfor -%}
+"""
+
+
+def needs(source: str) -> list[str]:
+    return [repair.name for repair in ChatTemplate(source).repairs]
+
+
+def test_a_template_gets_what_its_probes_tell() -> None:
+    assert needs(CHATML) == []
+    assert needs(STRICT) == [
+        "ids-of-their-own",
+        "ids-of-nine",
+        "one-call-each",
+        "arguments-in-objects",
+        "one-system-message",
+        "later-system-messages",
+        "described-tools",
+    ]
+    assert needs(KIMI) == ["ids-with-names"]
+    assert needs("{{ missing.x }}") == []
+
+
+def test_what_a_strict_template_is_given() -> None:
+    made = History().with_tools(tool("weather", description=None)).say("system", "user")
+    made.call("weather", "clock", ids=["one", "two"], arguments=['{"city": "Os', "{}"])
+    made.results([1, 0]).say("developer", "user")
+    assert ChatTemplate(STRICT).render(made.messages, tools=made.tools) == (
+        'weather[system]text00x[user]text01x[assistant]weatherarguments={"city": "Os[tool]text03x'
+        "[assistant]clock[tool]text02x[user]<system-reminder>\ntext04x\n</system-reminder>"
+        "[user]text05x"
+    )
+
+
+def test_ids_that_tell_the_function() -> None:
+    made = History().say("user").call("weather", ids=["x"]).results().call("clock").results()
+    prompt = ChatTemplate(KIMI).render(made.messages)
+    assert "<functions.weather:0>" in prompt
+    assert "<functions.clock:1>" in prompt
+
+
+_BY_NAME = {repair.name: repair for repair in REPAIRS}
+
+
+def repaired(name: str, messages: list[dict[str, Any]]) -> Turns:
+    change = _BY_NAME[name].messages
+    assert change is not None
+    return change(list(enumerate(parse_messages(messages))))
+
+
+@pytest.mark.parametrize("ids", [["x", "y"], ["x", "x"], [None, None], ["abcdefgh1", None]])
+def test_ids_of_nine_are_stable(ids: list[str | None]) -> None:
+    made = History().say("user").call("f", ids=ids[:1]).results().call("g", ids=ids[1:]).results()
+    turns = repaired("ids-of-nine", made.messages)
+    called = [turns[i][1]["tool_calls"][0]["id"] for i in (1, 3)]
+    assert [turns[i][1]["tool_call_id"] for i in (2, 4)] == called
+    assert all(len(id_) == 9 and id_.isalnum() for id_ in called)
+    assert (called[0] == called[1]) == (ids == ["x", "x"])
+    assert repaired("ids-of-nine", made.messages[:3]) == turns[:3]
+
+
+def test_turns_that_alternate() -> None:
+    made = History().say("system", "assistant", "user", "user").call("f").results().say("user")
+    made.say("assistant", "assistant").call("f").say("user")
+    turns = [message for _, message in repaired("alternating", made.messages)]
+    assert [message["role"] for message in turns] == [
+        *("system", "user", "assistant", "user", "assistant", "tool", "assistant", "user"),
+        *("assistant", "tool"),
+    ]
+    assert [message["content"] for message in turns] == [
+        *("text00x", FILLER, "text01x", "text02x\n\ntext03x", ""),
+        "text05x\n\n<user>\ntext06x\n</user>",
+        *("text07x\n\ntext08x", FILLER, "", "<user>\ntext10x\n</user>"),
+    ]
+
+
+def test_places_are_those_of_the_request() -> None:
+    made = History().say("system", "developer", "user", "system")
+    assert [place for place, _ in repaired("one-system-message", made.messages)] == [0, 2, 3]
+    assert [place for place, _ in repaired("later-system-messages", made.messages)] == [0, 1, 2, 3]
