@@ -150,7 +150,7 @@ def test_mixtures(name: str, history: History) -> None:
 
 @needs_sources
 @pytest.mark.parametrize("name", sorted(chat_templates()))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(history=histories())
 def test_mixtures_on_all_templates(name: str, history: History) -> None:
     check_mixture(_template(name), history)

@@ -10,7 +10,8 @@ from tests.chat.template.histories import History, tool
 from trioserve.chat.messages import parse_messages
 from trioserve.chat.template.builtin import CHATML
 from trioserve.chat.template.render import ChatTemplate
-from trioserve.chat.template.repairs import FILLER, REPAIRS, Turns
+from trioserve.chat.template.repairs import REPAIRS
+from trioserve.chat.template.turns import FILLER, Turns
 
 #: Takes calls whose results have the same ids, of nine characters; one call a message.
 STRICT = """\

@@ -18,60 +18,22 @@ from trioserve.chat.messages import (
     ROLES,
     Message,
     Tool,
-    as_text,
     join_text,
     parse_messages,
     parse_tools,
 )
 from trioserve.chat.template import capabilities, repairs
 from trioserve.chat.template.capabilities import PRESERVE_REASONING, Capabilities
-from trioserve.chat.template.repairs import Conversation, Repair, Turns, read_object
+from trioserve.chat.template.repairs import Conversation, Repair
 from trioserve.chat.template.sandbox import Limits, Meter, OutOfTimeError, Output, Sandbox, running
+from trioserve.chat.template.turns import (
+    Turns,
+    read_object,
+    with_calls_as_text,
+    with_result_as_text,
+    with_tools,
+)
 from trioserve.errors import InvalidRequestError, TemplateError
-
-_INSTRUCTIONS = """\
-You can call these functions:
-{tools}
-
-To call some, write nothing but JSON in this form:
-{{"tool_calls": [{{"name": "<name>", "arguments": {{<arguments>}}}}]}}
-Their results come in the next message. When you need none, answer in plain words."""
-
-
-def with_tools(turns: Turns, tools: Sequence[Tool]) -> Turns:
-    """Tell the model of its tools in the first system message, or in one before all others."""
-    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
-    told = _INSTRUCTIONS.format(tools="\n".join(lines))
-    place, first = turns[0]
-    if first["role"] not in ("system", "developer"):
-        return [(0, {"role": "system", "content": told}), *turns]
-    content = f"{as_text(first['content'])}\n\n{told}"
-    return [(place, {**first, "content": content}), *turns[1:]]
-
-
-def with_calls_as_text(message: Message) -> Message:
-    """Write the tool calls of a message as the model would have written them."""
-    calls = [
-        f'{{"name": {json.dumps(call["function"]["name"], ensure_ascii=False)}, '
-        f'"arguments": {call["function"]["arguments"]}}}'
-        for call in message["tool_calls"]
-    ]
-    text = f'{{"tool_calls": [{", ".join(calls)}]}}'
-    content = as_text(message["content"])
-    told = {**message, "content": f"{content}\n\n{text}" if content else text}
-    del told["tool_calls"]
-    return told
-
-
-def with_result_as_text(message: Message) -> Message:
-    """Write the result of a tool as a message of the user."""
-    result: dict[str, Any] = {"result": as_text(message["content"])}
-    for field in ("name", "tool_call_id"):
-        if field in message:
-            result[field] = message[field]
-    text = json.dumps({"tool_response": result}, ensure_ascii=False)
-    return {"role": "user", "content": text}
-
 
 #: The longest template, in characters. Those of known models have up to 17,000.
 MAX_SOURCE = 200_000

@@ -1,0 +1,379 @@
+"""Repairs of messages: pure functions from the messages of a conversation to others.
+
+`trioserve.chat.template.repairs` tells which a template needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from trioserve.chat.messages import Message, Tool, as_text
+
+#: Messages in normal form, each with its place in the request.
+Turns: TypeAlias = list[tuple[int, Message]]
+
+#: What the user says where a template wants the user to speak first, or between two messages.
+FILLER = "Hello."
+
+#: Marks what another role than the user says in a message of the user.
+_TAGGED = "<{0}>\n{1}\n</{0}>"
+
+
+# -- tools and calls as text
+
+_INSTRUCTIONS = """\
+You can call these functions:
+{tools}
+
+To call some, write nothing but JSON in this form:
+{{"tool_calls": [{{"name": "<name>", "arguments": {{<arguments>}}}}]}}
+Their results come in the next message. When you need none, answer in plain words."""
+
+
+def with_tools(turns: Turns, tools: Sequence[Tool]) -> Turns:
+    """Tell the model of its tools in the first system message, or in one before all others."""
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    told = _INSTRUCTIONS.format(tools="\n".join(lines))
+    place, first = turns[0]
+    if first["role"] not in ("system", "developer"):
+        return [(0, {"role": "system", "content": told}), *turns]
+    content = f"{as_text(first['content'])}\n\n{told}"
+    return [(place, {**first, "content": content}), *turns[1:]]
+
+
+def with_calls_as_text(message: Message) -> Message:
+    """Write the tool calls of a message as the model would have written them."""
+    calls = [
+        f'{{"name": {json.dumps(call["function"]["name"], ensure_ascii=False)}, '
+        f'"arguments": {call["function"]["arguments"]}}}'
+        for call in message["tool_calls"]
+    ]
+    text = f'{{"tool_calls": [{", ".join(calls)}]}}'
+    content = as_text(message["content"])
+    told = {**message, "content": f"{content}\n\n{text}" if content else text}
+    del told["tool_calls"]
+    return told
+
+
+def with_result_as_text(message: Message) -> Message:
+    """Write the result of a tool as a message of the user."""
+    result: dict[str, Any] = {"result": as_text(message["content"])}
+    for field in ("name", "tool_call_id"):
+        if field in message:
+            result[field] = message[field]
+    text = json.dumps({"tool_response": result}, ensure_ascii=False)
+    return {"role": "user", "content": text}
+
+
+# -- ids of calls
+
+
+def _with_ids(turns: Turns, form: Callable[[str, str, int], str]) -> Turns:
+    """Give each call an id, and its result the same.
+
+    Args:
+        turns: with ids or without.
+        form: makes an id of that of the client, the name of the function and the number of calls
+            before it.
+    """
+    made: Turns = []
+    pending: list[tuple[str, str]] = []  # of calls without a result: the client's, and the new one
+    n_calls = 0
+    for place, message in turns:
+        if "tool_calls" in message:
+            pending, calls = [], []
+            for call in message["tool_calls"]:
+                given = call.get("id", "")
+                pending.append((given, form(given, call["function"]["name"], n_calls)))
+                calls.append({**call, "id": pending[-1][1]})
+                n_calls += 1
+            message = {**message, "tool_calls": calls}
+        elif message["role"] in ("tool", "function"):
+            given = message.get("tool_call_id", "")
+            own = [pair for pair in pending if pair[0] == given] or pending[: not given]
+            if own:
+                pending.remove(own[0])
+                id_ = own[0][1]
+            else:
+                id_ = form(given, message.get("name", ""), n_calls)
+            message = {**message, "tool_call_id": id_}
+        made.append((place, message))
+    return made
+
+
+def ids_of_nine(turns: Turns) -> Turns:
+    """Give calls ids of nine letters and digits: the same for the same id."""
+
+    def form(given: str, _name: str, n_before: int) -> str:
+        if re.fullmatch("[a-zA-Z0-9]{9}", given):
+            return given
+        return hashlib.sha256(given.encode() or b"%d" % n_before).hexdigest()[:9]
+
+    return _with_ids(turns, form)
+
+
+def ids_with_names(turns: Turns) -> Turns:
+    """Give calls ids that tell the function, as Kimi K2 writes them."""
+
+    def form(given: str, name: str, n_before: int) -> str:
+        return given if name in given else f"functions.{name}:{n_before}"
+
+    return _with_ids(turns, form)
+
+
+def ids_of_their_own(turns: Turns) -> Turns:
+    """Give calls that have no id one, and those that have that of an earlier call another."""
+    used: set[str] = set()
+
+    def form(given: str, _name: str, n_before: int) -> str:
+        free = (f"call{n:05}" for n in itertools.count(n_before))
+        id_ = next(one for one in itertools.chain([given], free) if one and one not in used)
+        used.add(id_)
+        return id_
+
+    return _with_ids(turns, form)
+
+
+# -- calls
+
+
+def results_alone(turns: Turns) -> Turns:
+    """Make the result of a tool without a call a tagged message of the user."""
+    made: Turns = []
+    n_open = 0  # calls without a result
+    for place, message in turns:
+        if "tool_calls" in message:
+            n_open = len(message["tool_calls"])
+        elif message["role"] not in ("tool", "function"):
+            n_open = 0
+        elif n_open:
+            n_open -= 1
+        else:
+            message = {"role": "user", "content": _tagged("tool-result", message["content"])}
+        made.append((place, message))
+    return made
+
+
+def one_call_each(turns: Turns) -> Turns:
+    """Split several calls into a message for each, followed by its result."""
+    made: Turns = []
+    i = 0
+    while i < len(turns):
+        place, message = turns[i]
+        i += 1
+        calls = message.get("tool_calls", ())
+        if len(calls) < 2:
+            made.append((place, message))
+            continue
+        results: Turns = []
+        while i < len(turns) and turns[i][1]["role"] in ("tool", "function"):
+            results.append(turns[i])
+            i += 1
+        for call in calls:
+            made.append((place, {**message, "tool_calls": [call]}))
+            message = {"role": message["role"], "content": ""}
+            own = next((one for one in results if _answers(one[1], call)), None)
+            if own is not None:
+                results.remove(own)
+                made.append(own)
+        made += results
+    return made
+
+
+def _answers(result: Message, call: Mapping[str, Any]) -> bool:
+    return "id" not in call or result.get("tool_call_id", call["id"]) == call["id"]
+
+
+def text_before_calls(turns: Turns) -> Turns:
+    """Split text and calls of one message: the text in a message before."""
+    made: Turns = []
+    for place, message in turns:
+        if "tool_calls" in message and message["content"]:
+            said = {key: value for key, value in message.items() if key != "tool_calls"}
+            made.append((place, said))
+            message = {"role": message["role"], "content": "", "tool_calls": message["tool_calls"]}
+        made.append((place, message))
+    return made
+
+
+def text_in_thinking(turns: Turns) -> Turns:
+    """Join text beside calls to the thinking, from the last message of the user on.
+
+    Before it, a template drops both.
+    """
+    last = max((i for i, (_, one) in enumerate(turns) if one["role"] == "user"), default=-1)
+    made = turns[: last + 1]
+    for place, message in turns[last + 1 :]:
+        if "tool_calls" in message and message["content"] and "reasoning_content" in message:
+            thought = f"{message['reasoning_content']}\n\n{as_text(message['content'])}"
+            message = {**message, "reasoning_content": thought, "content": ""}
+        made.append((place, message))
+    return made
+
+
+def arguments_in_objects(turns: Turns) -> Turns:
+    """Put arguments that are no object into one."""
+    return [
+        (place, _with_arguments(message) if "tool_calls" in message else message)
+        for place, message in turns
+    ]
+
+
+def _with_arguments(message: Message) -> Message:
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        value = read_object(function["arguments"])
+        if isinstance(value, str):
+            function = {**function, "arguments": json.dumps({"arguments": value})}
+        calls.append({**call, "function": function})
+    return {**message, "tool_calls": calls}
+
+
+def read_object(text: str) -> dict[str, Any] | str:
+    """Read the arguments of a call; those that are no object are given as they are."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return {} if value is None else value if isinstance(value, dict) else text
+
+
+# -- roles
+
+
+def developer_as_system(turns: Turns) -> Turns:
+    """Let the system say what the developer says."""
+    return [
+        (place, {**one, "role": "system"} if one["role"] == "developer" else one)
+        for place, one in turns
+    ]
+
+
+def _is_system(message: Message) -> bool:
+    return message["role"] in ("system", "developer")
+
+
+def _n_leading(turns: Turns) -> int:
+    """How many system messages a conversation begins with."""
+    return next((i for i, (_, one) in enumerate(turns) if not _is_system(one)), len(turns))
+
+
+def _joined(one: Message, other: Message, separator: str = "\n\n") -> Message:
+    """Put the content of a message at the end of that of another."""
+    first, second = one["content"], other["content"]
+    if isinstance(first, str) and isinstance(second, str):
+        content: Any = separator.join(filter(None, (first, second)))
+    else:
+        content = [*_parts(first), *_parts(second)]
+    return {**other, **one, "content": content}
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    return content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _tagged(tag: str, content: Any) -> Any:
+    """Mark a content as that of another role."""
+    if isinstance(content, str):
+        return _TAGGED.format(tag, content)
+    begin, end = _TAGGED.split("{1}")
+    return [*_parts(begin.format(tag)), *content, *_parts(end.format(tag))]
+
+
+def one_system_message(turns: Turns) -> Turns:
+    """Join the system messages at the beginning."""
+    n = _n_leading(turns)
+    if n < 2:
+        return turns
+    place, first = turns[0]
+    for _, other in turns[1:n]:
+        first = _joined(first, other)
+    return [(place, first), *turns[n:]]
+
+
+def later_system_messages(turns: Turns) -> Turns:
+    """Make system messages after the beginning tagged messages of the user, where they are."""
+    n = _n_leading(turns)
+    return [
+        *turns[:n],
+        *(
+            (place, {"role": "user", "content": _tagged("system-reminder", one["content"])})
+            if _is_system(one)
+            else (place, one)
+            for place, one in turns[n:]
+        ),
+    ]
+
+
+def system_in_user(turns: Turns) -> Turns:
+    """Put system messages at the beginning of the first message of the user."""
+    n = _n_leading(turns)
+    if not n:
+        return turns
+    system: Message = {"role": "user", "content": ""}
+    for _, one in turns[:n]:
+        system = _joined(system, {"content": one["content"]})
+    if n == len(turns) or turns[n][1]["role"] != "user":
+        return [(0, system), *turns[n:]]
+    place, user = turns[n]
+    return [(place, {**user, **_joined(system, user, "\n")}), *turns[n + 1 :]]
+
+
+def user_first(turns: Turns) -> Turns:
+    """Let the user speak before the assistant."""
+    n = _n_leading(turns)
+    if n < len(turns) and turns[n][1]["role"] == "user":
+        return turns
+    return [*turns[:n], (max(0, n - 1), {"role": "user", "content": FILLER}), *turns[n:]]
+
+
+def no_empty_messages(turns: Turns) -> Turns:
+    """Leave out messages of the assistant that have nothing in them."""
+    return [
+        (place, one)
+        for place, one in turns
+        if one["role"] != "assistant" or as_text(one["content"]) or "tool_calls" in one
+    ]
+
+
+def alternating(turns: Turns) -> Turns:
+    """Let user and assistant alternate; calls and their results belong to the assistant's turn.
+
+    Messages that follow one of the same role are joined to it. What the user says after the result
+    of a tool is joined to the result.
+    """
+    made: Turns = []
+    is_users = True  # whose turn it is
+    for place, message in turns:
+        role, last = message["role"], made[-1][1] if made else None
+        if role == "user" and not is_users and last is not None:
+            if last["role"] == "user":
+                made[-1] = made[-1][0], _joined(last, message)
+            elif last["role"] in ("tool", "function"):
+                said = {"content": _tagged("user", message["content"])}
+                made[-1] = made[-1][0], _joined(last, said)
+            elif "tool_calls" in last:  # without a result
+                id_ = last["tool_calls"][-1].get("id")
+                result = {"role": "tool", "content": _tagged("user", message["content"])}
+                made.append((place, result if id_ is None else {**result, "tool_call_id": id_}))
+            else:
+                made.append((place, message))
+            continue
+        if role == "assistant" and is_users:
+            if last is not None and last["role"] == "assistant" and "tool_calls" not in message:
+                made[-1] = made[-1][0], _joined(last, message)
+                continue
+            made.append((place, {"role": "user", "content": FILLER}))
+            is_users = False
+        made.append((place, message))
+        if role == "user":
+            is_users = False
+        elif role == "assistant" and "tool_calls" not in message:
+            is_users = True
+    return made
