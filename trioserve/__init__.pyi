@@ -107,6 +107,7 @@ from .server import (
 )
 from .server.generation.embeddings import (
     Classification as Classification,
+    Cut as Cut,
     Embeddings as Embeddings,
     Ranking as Ranking,
 )

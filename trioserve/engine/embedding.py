@@ -247,6 +247,12 @@ class EmbeddingEngine(EngineLoop):
         self._is_blocked = False  # until a command comes: all that runs waits for media
         self._counters = EngineCounters()
 
+    @property
+    def longest(self) -> int:
+        """The most tokens that a text may have."""
+        backend = self._backend
+        return backend.n_ctx_seq if backend.can_split else min(backend.n_ctx_seq, backend.n_batch)
+
     # -- from any thread
 
     def check(self, task: Task | EmbeddingTask) -> None:

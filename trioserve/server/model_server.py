@@ -14,7 +14,7 @@ from trioserve.concurrency import Gate
 from trioserve.config import Config
 from trioserve.server.adapters import AdapterNames
 from trioserve.server.context import ANYONE, RequestContext, take, take_params
-from trioserve.server.generation.embeddings import Classification, Embeddings, Ranking
+from trioserve.server.generation.embeddings import Classification, Cut, Embeddings, Ranking
 from trioserve.server.generation.requests import Queue
 from trioserve.server.generation.slots import Moved
 from trioserve.server.generation.text import ChatOpening, check_copies
@@ -309,17 +309,17 @@ class ModelServer(ABC):
         documents: str | Sequence[str],
         *,
         most: int | None = None,
+        cut: Cut | None = None,
         priority: int = 0,
         context: RequestContext = ANYONE,
         **fields: Unpack[ContextFields],
     ) -> Ranking:
         """Score how well each document fits a query; see `Ranking.best`. Arguments as in `embed`.
 
-        With several queries, there is one for each document. Of each document, at most the first
-        `most` tokens count; None: all.
+        With several queries, there is one for each document. Of each document, the first `most`
+        tokens count, or all; `cut` shortens those that are too long together with the query.
 
         Raises:
-            InvalidRequestError: there are no documents, or one is too long.
             NotSupportedError: the server was not started with `reranking`.
             TrioServeError: as `embed`.
         """

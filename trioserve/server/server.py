@@ -18,7 +18,7 @@ from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError, NotSupportedError, RateLimitError
 from trioserve.server.context import ANYONE, RequestContext
-from trioserve.server.generation.embeddings import Classification, Embeddings, Ranking
+from trioserve.server.generation.embeddings import Classification, Cut, Embeddings, Ranking
 from trioserve.server.generation.requests import Queue, ServerResources, cache_owner
 from trioserve.server.generation.slots import Moved
 from trioserve.server.generation.text import ChatOpening
@@ -190,6 +190,7 @@ class Server(EnteredOnce, ModelServer):
         documents: str | Sequence[str],
         *,
         most: int | None = None,
+        cut: Cut | None = None,
         priority: int = 0,
         context: RequestContext = ANYONE,
         **fields: Unpack[ContextFields],
@@ -198,7 +199,9 @@ class Server(EnteredOnce, ModelServer):
         context = only_context(fields, context)
         with self.lifecycle.gate.open():
             async with self.lifecycle.use(context, LoadedModel.check_ranks) as services:
-                return await services.embedder.rerank(query, documents, most, priority, context)
+                return await services.embedder.rerank(
+                    query, documents, (most, cut), priority, context
+                )
 
     async def classify(
         self,

@@ -135,14 +135,14 @@ async def test_what_is_wrong_is_named(client: httpx.AsyncClient) -> None:
             "return_documents",
         ),
         (
-            {"query": "a", "texts": ["a"], "truncate": True},
-            "'truncate' is not supported; 'max_tokens_per_doc' cuts documents.",
-            "truncate",
+            one | {"truncate_prompt_tokens": 0},
+            "'truncate_prompt_tokens' must be -1 or a positive integer.",
+            "truncate_prompt_tokens",
         ),
         (
-            one | {"truncate_prompt_tokens": 3},
-            "'truncate_prompt_tokens' is not supported; 'max_tokens_per_doc' cuts documents.",
-            "truncate_prompt_tokens",
+            one | {"rank_fields": ["title"]},
+            "'rank_fields' is not supported with this value; leave it out.",
+            "rank_fields",
         ),
         (
             {"query": "a", "texts": ["a"], "use_activation": True},
@@ -153,6 +153,37 @@ async def test_what_is_wrong_is_named(client: httpx.AsyncClient) -> None:
     for body, message, param in requests:
         answer = await client.post("/v1/rerank", json=body)
         assert (answer.status_code, answer.json()) == (400, error_body(message, param))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"truncate": True},
+        {"truncate": "END", "max_chunks_per_doc": 1, "rank_fields": ["text"]},
+        {"truncate_prompt_tokens": -1, "truncation_side": "right"},
+        {"truncation": True, "truncation_direction": "Right"},
+    ],
+    ids=str,
+)
+async def test_what_is_too_long_is_cut_where_the_client_says_so(
+    client: httpx.AsyncClient, fields: dict[str, Any]
+) -> None:
+    async def ranked(*documents: str, **more: Any) -> Any:
+        body = {"query": "cat", "documents": documents, **more}
+        answer = await client.post("/v1/rerank", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    assert await ranked(*DOCUMENTS, **fields) == await ranked(*DOCUMENTS)
+    cut = await ranked("mat", "cat " * 20 + "mat " * 80, **fields)
+    assert cut == await ranked("mat", "cat " * 20 + "mat " * 39)  # of 64 tokens with the query
+    assert await ranked("cat mat dog", truncate_prompt_tokens=7) == await ranked("cat mat")
+    answer = await client.post(
+        "/rerank", json={"query": "cat mat", "texts": ["a"], "truncate_prompt_tokens": 4}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "query")
+    of_end = await ranked("cat mat dog", truncate_prompt_tokens=7, truncation_side="left")
+    assert of_end == await ranked("mat dog")
 
 
 async def test_a_document_that_is_too_long(client: httpx.AsyncClient) -> None:

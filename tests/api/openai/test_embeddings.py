@@ -56,6 +56,15 @@ async def test_the_openai_sdk(model: Bert) -> None:
             assert short.data[0].embedding == pytest.approx(head / np.linalg.norm(head), abs=1e-4)
             tokens = sdk.embeddings.create(model="m", input=[[CLS, 5, 6, SEP], [CLS, SEP]])
             assert tokens.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-4)
+            long: Any = {"input": ["the cat", "the cat " * 90], "encoding_format": "float"}
+            with pytest.raises(openai.BadRequestError, match="is too large"):
+                sdk.embeddings.create(model="m", **long)
+            cut = sdk.embeddings.create(
+                model="m", extra_body={"truncate_prompt_tokens": -1}, **long
+            )
+            assert cut.usage.prompt_tokens == 4 + 64
+            cut = sdk.embeddings.create(model="m", extra_body={"truncate_prompt_tokens": 4}, **long)
+            assert cut.data[1].embedding == pytest.approx(plain.data[0].embedding, abs=1e-4)
             with pytest.raises(openai.BadRequestError, match="at least 1"):
                 sdk.embeddings.create(model="m", input="a", dimensions=0)
 
@@ -180,7 +189,9 @@ FIELDS = [
     ("encoding_format", "x", 'must be "float" or "base64".'),
     ("dimensions", 0, "must be at least 1."),
     ("dimensions", 33, "is 33, and the model's embeddings have 32."),
-    ("truncate_prompt_tokens", 5, "is not supported with this value; leave it out."),
+    ("truncate_prompt_tokens", 0, "must be -1 or a positive integer."),
+    ("truncate", "MIDDLE", 'must be "NONE", "START" or "END".'),
+    ("truncation_side", "top", 'must be "left" or "right".'),
     ("normalize", False, "is not supported with this value; leave it out."),
     ("priority", 101, "must be between -100 and 100."),
     ("embd_normalize", -2, "must be -1, 0 or a positive integer."),

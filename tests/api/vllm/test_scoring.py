@@ -202,9 +202,9 @@ async def test_a_single_class_has_the_logistic_function(ranking: httpx.AsyncClie
         ),
         (
             "/v1/score",
-            {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 3},
+            {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 0},
             "truncate_prompt_tokens",
-            "is not supported with this value; leave it out.",
+            "must be -1 or a positive integer.",
         ),
         ("/v1/classify", {}, "input", "is required."),
         ("/v1/classify", {"input": []}, "input", "must be a string or a list, and not empty."),
@@ -243,6 +243,16 @@ async def test_texts_that_are_too_long_are_named(ranking: httpx.AsyncClient) -> 
     ):
         answer = await ranking.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_texts_that_are_cut(ranking: httpx.AsyncClient) -> None:
+    for path, body, n_tokens in (
+        ("/v1/score", {"text_1": "cat", "text_2": ["mat " * 80, "mat"]}, 64 + 6),
+        ("/v1/classify", {"input": ["mat " * 80, [5] * 80]}, 64 + 64),
+    ):
+        assert (await ranking.post(path, json=body)).status_code == 400
+        answer = await ranking.post(path, json={**body, "truncate_prompt_tokens": -1})
+        assert answer.json()["usage"]["prompt_tokens"] == n_tokens
 
 
 async def test_texts_that_are_too_long_for_a_cosine_are_named(folder: Path) -> None:

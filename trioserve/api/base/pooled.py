@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 from msgspec import UNSET, UnsetType
@@ -12,13 +12,23 @@ from msgspec import UNSET, UnsetType
 from trioserve.api.base import readers
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.fields import RequestBody, field
+from trioserve.api.base.fields import (
+    MismatchError,
+    RequestBody,
+    field,
+    integer_in,
+    json_type,
+    one_of,
+)
 from trioserve.api.base.sse import LazyList
 from trioserve.errors import InputTooLongError, InvalidRequestError
-from trioserve.server.generation.embeddings import Array, Embeddings
+from trioserve.server.generation.embeddings import Array, Classification, Cut, Embeddings
 from trioserve.server.model_server import ModelServer
-from trioserve.server.prompts.text import PromptLike
-from trioserve.types import TokenId
+from trioserve.server.prompts.media import MixedPrompt
+from trioserve.server.prompts.text import AnyPrompt
+from trioserve.types import Prompt
+
+_Found = TypeVar("_Found", Embeddings, Classification)
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -34,6 +44,60 @@ class PooledRequest(RequestBody):
         """Count the request for the rate limits; gives what the server takes with its texts."""
         context = await caller.counted(server, self.timeout, self.keep_alive)
         return {"priority": self.priority, "context": context}
+
+
+@json_type({"anyOf": [{"type": "boolean"}, {"enum": ["NONE", "START", "END"]}]})
+def _truncate(value: Any) -> str:
+    """Read whether to cut a text, and where."""
+    if isinstance(value, bool):
+        return "END" if value else "NONE"
+    return one_of("NONE", "START", "END")(value)
+
+
+@json_type({"enum": ["left", "right"]})
+def _side(value: Any) -> str:
+    return one_of("left", "right")(value.lower() if isinstance(value, str) else value)
+
+
+@json_type({"type": "integer", "minimum": -1})
+def _limit(value: Any) -> int:
+    """Read the most tokens of a text; -1: what the model takes, which is 0 here."""
+    if value in (0, False):
+        raise MismatchError("-1 or a positive integer")
+    return max(0, integer_in(-1)(value))
+
+
+@attrs.frozen(kw_only=True, slots=False)
+class CutRequest(PooledRequest):
+    """A request whose texts may be cut: in vLLM's words, and those of text-embeddings-inference."""
+
+    truncate: str = field("truncate", "truncation", read=_truncate, default="NONE")
+    truncate_prompt_tokens: int | None = field(read=_limit, default=None)
+    truncation_side: str | None = field(
+        "truncation_side", "truncation_direction", read=_side, default=None
+    )
+
+    @property
+    def cut(self) -> Cut | None:
+        """How texts that are too long are cut; None: they are refused."""
+        if self.truncate_prompt_tokens is None and self.truncate == "NONE":
+            return None
+        side = self.truncation_side or ("left" if self.truncate == "START" else "right")
+        return Cut(self.truncate_prompt_tokens or 0, keeps_end=side == "left")
+
+    async def embed(
+        self,
+        server: ModelServer,
+        texts: Sequence[AnyPrompt],
+        embed: Callable[[Sequence[Any]], Awaitable[_Found]],
+    ) -> _Found:
+        """Have something done with texts, which are cut where the request says so."""
+        cut = self.cut
+        found = None
+        if cut is not None:
+            limit = cut.limit or None
+            found = await embed_cut(server, texts, embed, limit=limit, keeps_end=cut.keeps_end)
+        return await embed(texts) if found is None else found
 
 
 def check_pools(server: ModelServer) -> None:
@@ -99,22 +163,22 @@ def ranks_of(
 
 async def embed_cut(
     server: ModelServer,
-    texts: Sequence[str],
-    embed: Callable[[Sequence[PromptLike]], Awaitable[Embeddings]],
+    texts: Sequence[AnyPrompt],
+    embed: Callable[[Sequence[Any]], Awaitable[_Found]],
     *,
     limit: int | None = None,
     keeps_end: bool = False,
-) -> Embeddings | None:
+) -> _Found | None:
     """Make an embedding of each text, without what is beyond the limit; none without texts.
 
     Args:
         server: has the vocabulary.
-        texts: what to embed.
+        texts: what to embed; one with media is not cut.
         embed: makes the embeddings.
         limit: the most tokens of a text; the context and the batch have limits, too.
         keeps_end: cut a text at its beginning.
     """
-    prompts: Sequence[PromptLike] = texts
+    prompts: Sequence[AnyPrompt] = texts
     if limit is not None:
         prompts = [await _cut(server, each, limit, keeps_end=keeps_end) for each in texts]
     while prompts:
@@ -122,15 +186,17 @@ async def embed_cut(
             return await embed(prompts)
         except InputTooLongError as error:
             # That of the context; there may be a smaller one of a batch.
-            shortest = error.n_ctx
+            shortest, before = error.n_ctx, prompts
             prompts = [await _cut(server, each, shortest, keeps_end=keeps_end) for each in texts]
+            if prompts == before:
+                raise
     return None
 
 
-async def _cut(
-    server: ModelServer, text: str, limit: int, *, keeps_end: bool
-) -> tuple[TokenId, ...]:
+async def _cut(server: ModelServer, text: AnyPrompt, limit: int, *, keeps_end: bool) -> AnyPrompt:
     """Cut a text that has too many tokens. What begins and ends every text stays there."""
+    if isinstance(text, MixedPrompt | Prompt):
+        return text
     tokens = await server.tokenize(text, param="input")
     if len(tokens) <= limit:
         return tokens

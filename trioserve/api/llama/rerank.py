@@ -17,6 +17,7 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
     STRING,
     MismatchError,
+    Only,
     field,
     integer_in,
     json_type,
@@ -25,17 +26,20 @@ from trioserve.api.base.fields import (
     object_schema,
 )
 from trioserve.api.base.models import Models
-from trioserve.api.base.pooled import PooledRequest, Ranks, ranks_of
+from trioserve.api.base.pooled import CutRequest, Ranks, ranks_of
 from trioserve.api.base.reply import Reply, long_json
 from trioserve.api.base.routes import Routes, of_kind
 from trioserve.api.base.usage import PromptUsage
 from trioserve.api.openapi import gives, takes
-from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import InvalidRequestError
 
 routes = Routes(of_model=True)
 
-#: Fields of other servers that would have to change the scores.
-_UNSUPPORTED = ("truncate", "truncate_prompt_tokens", "rank_fields", "max_chunks_per_doc")
+#: Fields of Cohere's first API.
+_UNSUPPORTED: Mapping[str, Only] = {
+    "max_chunks_per_doc": Only(harmless="a document is one chunk, as long as the model takes it"),
+    "rank_fields": Only(["text"]),
+}
 
 
 @json_type(
@@ -56,8 +60,10 @@ def _documents(value: Any) -> tuple[str, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class RerankRequest(PooledRequest):
+class RerankRequest(CutRequest):
     """``POST /v1/rerank``."""
+
+    unsupported = _UNSUPPORTED
 
     query: str
     documents: tuple[str, ...] | None = field(read=_documents, default=None)
@@ -71,16 +77,11 @@ class RerankRequest(PooledRequest):
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> Self:
-        """Read the body of a request, and refuse fields that have no effect here.
+        """Read the body of a request.
 
         Raises:
             InvalidRequestError: a field is wrong, or belongs to the other form.
         """
-        for name in _UNSUPPORTED:
-            if body.get(name) not in (None, False):
-                raise UnsupportedFieldError.at(
-                    name, "is not supported; 'max_tokens_per_doc' cuts documents."
-                )
         request = super().parse(body)
         if (request.documents is None) == (request.texts is None):
             raise InvalidRequestError(
@@ -128,6 +129,7 @@ async def rerank(request: RerankRequest, caller: Caller, models: Models) -> Repl
             request.query,
             given,
             most=request.max_tokens_per_doc,
+            cut=request.cut,
             **(await request.counted(server, caller)),
         )
     repeats = request.return_documents or request.return_text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import attrs
@@ -24,7 +24,7 @@ from trioserve.api.base.fields import (
     objects,
 )
 from trioserve.api.base.models import Models
-from trioserve.api.base.pooled import PooledRequest, base64_of, check_pools, numbers_of
+from trioserve.api.base.pooled import CutRequest, base64_of, check_pools, numbers_of
 from trioserve.api.base.readers import GivenPrompt
 from trioserve.api.base.reply import Json, Reply, long_json
 from trioserve.api.base.routes import Routes, of_kind
@@ -33,6 +33,7 @@ from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError
 from trioserve.server.generation.embeddings import Array, Embeddings
 from trioserve.server.model_server import ModelServer
+from trioserve.server.prompts.text import AnyPrompt
 
 routes = Routes(of_model=True)
 
@@ -89,13 +90,12 @@ _UNSUPPORTED: Mapping[str, Only] = {
     "embed_dtype": Only("float32"),
     "endianness": Only("native", "little"),
     "normalize": Only(True),
-    "truncate_prompt_tokens": Only(),
     "use_activation": Only(True),
 }
 
 
 @attrs.frozen(kw_only=True)
-class EmbeddingsRequest(PooledRequest):
+class EmbeddingsRequest(CutRequest):
     """``POST /v1/embeddings`` and ``/embeddings``. `content` asks for llama-server's own form."""
 
     unsupported = _UNSUPPORTED
@@ -172,12 +172,13 @@ async def _embed(server: ModelServer, request: EmbeddingsRequest, caller: Caller
     prompts = request.content if request.input is None else request.input
     if prompts is None:
         raise InvalidRequestError.at("input", "or 'content' must be provided.")
-    return await server.embed(
-        prompts,
-        dimensions=request.dimensions,
-        normalize=request.embd_normalize,
-        **(await request.counted(server, caller)),
-    )
+    counted = await request.counted(server, caller)
+
+    def embed(texts: Sequence[AnyPrompt]) -> Awaitable[Embeddings]:
+        size, norm = request.dimensions, request.embd_normalize
+        return server.embed(texts, dimensions=size, normalize=norm, **counted)
+
+    return await request.embed(server, prompts, embed)
 
 
 # -- the answer

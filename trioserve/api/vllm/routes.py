@@ -23,7 +23,7 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.models import Models
 from trioserve.api.base.output import new_id
-from trioserve.api.base.pooled import PooledRequest, check_pools
+from trioserve.api.base.pooled import CutRequest, check_pools
 from trioserve.api.base.readers import RawPrompt
 from trioserve.api.base.reply import Json, Reply, json, long_json
 from trioserve.api.base.routes import Query, Routes, of_kind
@@ -39,7 +39,6 @@ _T = TypeVar("_T")
 #: Fields of vLLM that would have to change the result.
 _UNSUPPORTED: Mapping[str, Only] = {
     "add_special_tokens": Only(True),
-    "truncate_prompt_tokens": Only(),
 }
 
 
@@ -68,7 +67,7 @@ def _inputs(value: Any) -> tuple[RawPrompt, ...]:
 
 
 @attrs.frozen(kw_only=True, slots=False)
-class _TextsRequest(PooledRequest):
+class _TextsRequest(CutRequest):
     """What the two routes have in common."""
 
     unsupported = _UNSUPPORTED
@@ -156,6 +155,7 @@ async def _by_reranker(
         ranking = await server.rerank(
             queries[0] if len(queries) == 1 else queries,
             request.text_2,
+            cut=request.cut,
             **(await request.counted(server, caller)),
         )
     request.check_activation(ranking.are_probs)
@@ -178,10 +178,11 @@ async def _by_cosine(
         return place_of(index - n_first, request.text_2, "text_2")
 
     with naming({"input": place}):
-        done = await server.embed(
+        counted = await request.counted(server, caller)
+        done = await request.embed(
+            server,
             (*request.text_1, *request.text_2),
-            normalize=2,
-            **(await request.counted(server, caller)),
+            lambda texts: server.embed(texts, normalize=2, **counted),
         )
     first, second = np.stack(done.vectors[:n_first]), np.stack(done.vectors[n_first:])
     scores: list[float] = (first * second).sum(axis=1).tolist()
@@ -218,7 +219,10 @@ class Classes(_List, kw_only=True):
 async def classify(request: ClassifyRequest, caller: Caller, models: Models) -> Reply:
     """Find the class of each text."""
     server = await models.use(request.model, caller)
-    found = await server.classify(request.input, **(await request.counted(server, caller)))
+    counted = await request.counted(server, caller)
+    found = await request.embed(
+        server, request.input, lambda texts: server.classify(texts, **counted)
+    )
     request.check_activation(found.are_probs)
     scores = found.probs if request.use_activation else found.scores
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import repeat
@@ -38,6 +39,19 @@ class Embeddings:
     vectors: tuple[Array, ...]
     n_tokens: tuple[int, ...]
     timings: Timings
+
+
+@attrs.frozen
+class Cut:
+    """How a text that is too long is cut.
+
+    Args:
+        limit: the most tokens of it; 0: what the model can take.
+        keeps_end: cut it at its beginning.
+    """
+
+    limit: int = 0
+    keeps_end: bool = False
 
 
 @attrs.frozen
@@ -193,22 +207,28 @@ class Embedder:
         self,
         query: str | Sequence[str],
         documents: str | Sequence[str],
-        most: int | None,
+        cut: tuple[int | None, Cut | None],
         priority: int,
         context: RequestContext,
     ) -> Ranking:
         """See `Server.rerank`. With several queries, there is one for each document."""
         documents = [documents] if isinstance(documents, str) else documents
+        most, whole = cut
         if most is not None:
-            n_chars = most * _DROPPED * self._engine.vocab.max_token_bytes
-            documents = [document[:n_chars] for document in documents]
+            documents = [self._beginning(document, most) for document in documents]
+        if whole is not None:
+            whole = attrs.evolve(whole, limit=min(whole.limit or sys.maxsize, self._engine.longest))
+            documents = [
+                self._beginning(document, whole.limit, keeps_end=whole.keeps_end)
+                for document in documents
+            ]
         queries = [query] if isinstance(query, str) else query
         with context.preparing():
             self._check_lengths(queries, "query")
             self._check_lengths(documents, "documents")
             if len(queries) == 1:
                 queries = [*queries] * len(documents)
-            pairs = map(self._pair, queries, documents, repeat(most))
+            pairs = map(self._pair, queries, documents, repeat(most), repeat(whole))
             task = await self._workers.offload(
                 partial(self._task, pairs, context, priority, "documents"),
                 sum(map(len, queries)) + 32 * len(documents) + sum(map(len, documents)),
@@ -261,9 +281,33 @@ class Embedder:
         parts = (text,) if isinstance(text, str) else text
         return tokens_of(self._engine.vocab, parts)
 
-    def _pair(self, query: str, document: str, most: int | None) -> tuple[TokenId, ...]:
+    def _beginning(self, text: str, n_tokens: int, *, keeps_end: bool = False) -> str:
+        """Leave out what is certainly beyond some tokens, so that it is not tokenized."""
+        n_chars = n_tokens * _DROPPED * self._engine.vocab.max_token_bytes
+        return text[-n_chars:] if keeps_end else text[:n_chars]
+
+    def _pair(
+        self, query: str, document: str, most: int | None, cut: Cut | None
+    ) -> tuple[TokenId, ...]:
         check_cancelled()
-        return self._engine.pair(query, document, most)
+        pair, vocab = self._engine.pair(query, document, most), self._engine.vocab
+        if cut is None or len(pair) <= cut.limit:
+            return pair
+        tokens = vocab.tokenize(document, add_special=False, parse_special=False)[:most]
+        n_left = len(tokens)
+        while len(pair) > cut.limit and n_left > 0:
+            n_left = max(0, n_left - (len(pair) - cut.limit))
+            kept = tokens[len(tokens) - n_left :] if cut.keeps_end else tokens[:n_left]
+            pair = self._engine.pair(query, vocab.detokenize(kept).decode(errors="ignore"))
+        if len(pair) > cut.limit:
+            raise InputTooLongError(
+                len(pair),
+                cut.limit,
+                f"'query' is too large: {len(pair)} tokens without a document, where {cut.limit} "
+                "are allowed.",
+                param="query",
+            )
+        return pair
 
     def _task(
         self,
