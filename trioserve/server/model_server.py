@@ -399,7 +399,7 @@ class ModelServer(ABC):
         model = await self.known_model(context)
         if model.pooling is not None:
             model.check_generates()
-        check_copies(n, model.n_slots)
+        check_copies(n)
         fields = dict(fields)
         if fields.get("logit_bias") is not None:
             with context.preparing():

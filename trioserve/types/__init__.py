@@ -52,6 +52,7 @@ from trioserve.types.media import (
 )
 from trioserve.types.params import (
     DEFAULT_SAMPLERS as DEFAULT_SAMPLERS,
+    MAX_OUTPUTS as MAX_OUTPUTS,
     MAX_SALT as MAX_SALT,
     MAX_SCALE as MAX_SCALE,
     SAMPLER_LETTERS as SAMPLER_LETTERS,

@@ -255,6 +255,8 @@ MAX_SCALE = 1e6
 
 #: Characters of a `cache_salt`.
 MAX_SALT = 256
+#: The most outputs of a prompt. Those without a slot wait.
+MAX_OUTPUTS = 256
 
 #: What the `source` of a `Grammar` may be.
 GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "lark", "regex", "structural", "tools")

@@ -116,7 +116,7 @@ async def test_what_is_wrong_does_not_wake_it() -> None:
         for path, body in (
             ("/completion", {"prompt": "a", "temperature": "hot"}),
             ("/completion", {"prompt": "a", "keep_alive": "5 minutes"}),
-            ("/completion", {"prompt": "a", "n": 3}),
+            ("/completion", {"prompt": "a", "n": 257}),
             ("/v1/chat/completions", {"messages": 5}),
             ("/v1/embeddings", {"input": "a"}),
             ("/infill", {"input_prefix": "a", "input_suffix": "b"}),  # its vocabulary cannot

@@ -22,7 +22,6 @@ from trioserve.errors import InvalidRequestError, UnknownToolCallError, Unsuppor
 from trioserve.fair_limiter import offload
 from trioserve.server import RequestContext
 from trioserve.server.dispatch import Mailbox
-from trioserve.server.generation.text import check_copies
 from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.infill import Gap, missing_tokens
 from trioserve.server.prompts.media import MixedPrompt
@@ -53,8 +52,6 @@ async def admit(
         TrioServeError: there is no server.
     """
     server = await models.use(request.model, caller)
-    if request.n_copies != request.n:
-        check_copies(request.n_copies, server.model.n_slots, param="best_of")
     given, limit = request.given_params(), server.config.max_logprobs
     n_probs, asked = request.asked_probs
     if request.has_max_logprobs and n_probs > limit:

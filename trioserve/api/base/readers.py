@@ -30,6 +30,7 @@ from trioserve.chat.markers import media_marker, split_at
 from trioserve.chat.messages import MAX_PARTS, parse_media_part, source_of
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.types import (
+    MAX_OUTPUTS,
     MAX_SALT,
     MAX_SCALE,
     SAMPLER_LETTERS,
@@ -104,7 +105,7 @@ def seed(value: Any) -> int:
 probs = integer_in(0, limits.MAX_PROBS)
 
 #: The number of outputs, or of answers in a run. Each route has its own maximum.
-copies = integer_in(1, None)
+copies = integer_in(1, MAX_OUTPUTS)
 
 
 @json_type(NAME)

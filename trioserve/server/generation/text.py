@@ -38,6 +38,7 @@ from trioserve.server.prompts.text import (
 )
 from trioserve.server.stream import ChatStream, Completion, Stream
 from trioserve.types import (
+    MAX_OUTPUTS,
     CacheRoot,
     Constraint,
     GenerationParams,
@@ -66,16 +67,10 @@ _AT_FAULT = 0.5
 _RETRY_AFTER = 5.0
 
 
-def check_copies(n: int, n_slots: int, *, param: str = "n") -> None:
-    """Check that all outputs of a prompt can run at the same time.
-
-    Raises:
-        InvalidRequestError: there are fewer slots.
-    """
-    if n > n_slots:
-        raise InvalidRequestError.at(
-            param, f"must be between 1 and {n_slots}, the number of slots."
-        )
+def check_copies(n: int) -> None:
+    """Check the number of outputs of a prompt. Raises InvalidRequestError."""
+    if not 1 <= n <= MAX_OUTPUTS:
+        raise InvalidRequestError.at("n", f"must be between 1 and {MAX_OUTPUTS}.")
 
 
 def copies_of(params: GenerationParams, n: int) -> list[GenerationParams]:
