@@ -71,6 +71,10 @@ def _add(app: App, state: AppState, routes: Iterable[Route]) -> None:
         if route.takes is not None and issubclass(route.takes, StoringRequest):
             answer = stored.stored(route, state, answer)
         answer = state.patient(route, answer)
+        if route.header:
+            state.routes.append(route)
+            app.serve(route, answer)
+            continue
         asked = {}
         if route.method == "POST" and route.streams_by_default is not None:
             asked = dict.fromkeys(sessions.ASKED_BY, streams.resumable(route, state, answer))

@@ -171,11 +171,14 @@ def describe(
     """Describe routes, or those of one API, as an OpenAPI 3.1 document without servers."""
     paths: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     classes, answers = set(), dict[str, Any]()
-    for route in of:
+    for route in sorted(of, key=lambda one: one.header):
         path = path_of(route.path)
         if not _is_of(api, path, route.handler):
             continue
-        paths[path][route.method.lower()] = _operation(path, route, answers)
+        operation = _operation(path, route, answers)
+        known = paths[path].setdefault(route.method.lower(), operation)
+        if known is not operation:  # a header asks for the other one
+            _join(known, operation, route.header)
         if route.takes is not None:
             classes |= classes_in(route.takes)
     schemas = {cls.__name__: of_class(cls) for cls in sorted(classes, key=lambda c: c.__name__)}
@@ -250,6 +253,15 @@ def _operation(path: str, route: Route, answers: dict[str, Any]) -> dict[str, An
     if path in PUBLIC or path.startswith((PUBLIC_RULES, *PAGE_RULES)):
         operation["security"] = []
     return operation
+
+
+def _join(operation: dict[str, Any], other: Mapping[str, Any], header: str) -> None:
+    """Describe that a header asks for what another operation answers."""
+    about = {"description": "asks for this API's form", "schema": {"type": "string"}}
+    operation.setdefault("parameters", []).append({"name": header, "in": "header", **about})
+    mine, theirs = (each["responses"]["200"]["content"] for each in (operation, other))
+    for content, kind in theirs.items():
+        mine[content] = {"schema": {"anyOf": [mine[content]["schema"], kind["schema"]]}}
 
 
 def _parameters(path: str, query: Mapping[str, str]) -> list[dict[str, Any]]:

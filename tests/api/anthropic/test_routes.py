@@ -312,6 +312,24 @@ async def test_a_local_page_may_use_the_sdk() -> None:
     assert "Request-Id" in answer.headers["Access-Control-Expose-Headers"]
 
 
+async def test_the_sdk_lists_models_in_its_form() -> None:
+    backend = answering("Hi")
+    wanted = {"type", "id", "display_name", "created_at", "max_input_tokens", "max_tokens"}
+
+    def use(client: anthropic.Anthropic) -> None:
+        page = client.models.list(limit=20)
+        assert (page.has_more, page.first_id, page.last_id) == (False, "scripted", "scripted")
+        (model,) = page.data
+        assert model.to_dict().keys() == wanted
+        assert client.models.retrieve("scripted").to_dict() == model.to_dict()
+        with pytest.raises(anthropic.NotFoundError, match="no model 'other'"):
+            client.models.retrieve("other")
+
+    await use_anthropic(backend, use)
+    async with client_of(backend) as client:
+        assert "object" in (await client.get("/v1/models")).json()
+
+
 # -- the prompt
 
 

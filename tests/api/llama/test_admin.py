@@ -106,7 +106,8 @@ async def test_a_broken_engine_is_neither_ready_nor_live() -> None:
 async def test_models() -> None:
     async with client_of(alias="one/a, two", tags=("small", "quick")) as client:
         data = (await client.get("/v1/models")).json()
-        assert (await client.get("/models")).json() == data
+        for same in ("/models", "/v1/models/", "/models/"):
+            assert (await client.get(same)).json() == data
         assert data["object"] == "list"
         (model,) = data["data"]
         assert model["id"] == "scripted"
@@ -114,6 +115,7 @@ async def test_models() -> None:
         assert model["meta"]["n_vocab"] == 257
         assert model["aliases"] == ["one/a", "two"]
         assert model["tags"] == ["small", "quick"]
+        assert model["context_length"] == model["max_model_len"] == model["meta"]["n_ctx"] > 0
         assert data["models"][0]["name"] == "scripted"
         for prefix in ("/models", "/v1/models"):
             for name in ("scripted", "one/a", "one%2Fa", "two"):
@@ -122,6 +124,16 @@ async def test_models() -> None:
             message = "There is no model 'three' here. The model is 'scripted'."
             wanted = error_body(message, "model", status=404, type="not_found_error")
             assert (answer.status_code, answer.json()) == (404, wanted)
+
+
+async def test_a_slash_at_the_end_of_a_path() -> None:
+    async with client_of(ScriptedBackend()) as client:
+        assert (await client.get("/health/")).status_code == 200
+        answer = await client.post("/v1/completions/", json={"prompt": "a", "max_tokens": 1})
+        assert answer.status_code == 200
+        assert (await client.get("/v1/completions/")).status_code in (404, 405)
+        for path in ("/v1/models//", "/nothing/"):
+            assert (await client.get(path)).status_code == 404
 
 
 async def test_commands_to_the_one_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,8 @@ def test_a_model_is_shown() -> None:
         },
         "capabilities": ["completion", "tools"],
         "modified_at": "2001-09-09T01:46:40Z",
+        "context_length": 4096,
+        "max_model_len": 4096,
     }
 
 
@@ -165,6 +167,7 @@ async def test_names_the_tag_latest_and_the_version() -> None:
                 answer = await client.post("/api/show", json={field: name})
                 assert answer.status_code == 200
                 assert answer.json()["capabilities"] == ["completion"]
+                assert answer.json()["context_length"] == answer.json()["max_model_len"] > 0
             answer = await client.request("DELETE", "/api/delete", json={"model": name})
             assert answer.status_code == 501
             assert "'trioserve rm'" in answer.json()["error"]

@@ -16,7 +16,7 @@ def _moment(seconds: float) -> str:
 VENDOR = Vendor(
     name="anthropic",
     paths=("/v1/messages",),
-    routes=(routes.routes,),
+    routes=(routes.routes, routes.of_models),
     errors=routes.SHAPE,
     id_header="request-id",
     rate_limits=RateLimitHeaders("Anthropic-RateLimit-{kind}-{part}", _moment),

@@ -21,12 +21,13 @@ from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer, InputTokens
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.cut_json import read_arguments
+from trioserve.api.base.described import ModelInfo, ModelPage
 from trioserve.api.base.errors import message_of
 from trioserve.api.base.generation import admit, stream_reply
-from trioserve.api.base.models import Models
+from trioserve.api.base.models import Models, unknown_is_404
 from trioserve.api.base.output import name_of
 from trioserve.api.base.reply import Reply, json
-from trioserve.api.base.routes import Routes
+from trioserve.api.base.routes import Query, Routes
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.deltas import (
@@ -332,6 +333,10 @@ def _write(event: Event) -> bytes:
 
 
 routes = Routes(of_model=True)
+of_models = Routes()
+
+#: The header that all clients of this API send.
+VERSION = "anthropic-version"
 
 
 @routes.post("/v1/messages")
@@ -349,6 +354,21 @@ async def messages(request: MessagesRequest, caller: Caller, models: Models) -> 
         return json(await whole_message(stream, head, blocks))
     events = MessageEvents(head, blocks)
     return await stream_reply(server, request, caller, [stream], events)
+
+
+@of_models.get("/v1/models", header=VERSION)
+@gives(ModelPage)
+async def listed(query: Query, caller: Caller, models: Models) -> Reply:
+    """List the models in Anthropic's form."""
+    return json(ModelPage.of(await models.listed(caller)))
+
+
+@of_models.get("/v1/models/<path:name>", header=VERSION)
+@gives(ModelInfo)
+async def described(query: Query, caller: Caller, models: Models, name: str) -> Reply:
+    """Describe a model in Anthropic's form."""
+    with unknown_is_404():
+        return json(ModelInfo.of(await models.describe(name, caller)))
 
 
 @routes.post("/v1/messages/count_tokens")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -69,6 +69,8 @@ class Model(Guidance, kw_only=True):
     type: Literal["model"] = "model"
     display_name: str
     created_at: str
+    context_length: int | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
     architecture: _Architecture | UnsetType = UNSET
     meta: _Meta | UnsetType = UNSET
     root: str | UnsetType = UNSET
@@ -144,6 +146,41 @@ def _as_llama_server(model: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+class ModelInfo(Answer, kw_only=True):
+    """A model in Anthropic's form. One that was never loaded has no bounds."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int | UnsetType = UNSET
+    max_tokens: int | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, model: Any) -> Self:
+        """Make it of a `Model`, or the object of one."""
+        told = msgspec.to_builtins(model)
+        n_ctx = told.get("context_length", UNSET)
+        said = {name: told[name] for name in ("id", "display_name", "created_at")}
+        return cls(**said, max_input_tokens=n_ctx, max_tokens=n_ctx)
+
+
+class ModelPage(Answer, kw_only=True):
+    """The models in Anthropic's form, always in one page."""
+
+    data: Sequence[ModelInfo]
+    has_more: bool = False
+    first_id: str | None
+    last_id: str | None
+
+    @classmethod
+    def of(cls, models: Sequence[Any]) -> Self:
+        """Make it of some models, each as `ModelInfo.of` takes it."""
+        data = list(map(ModelInfo.of, models))
+        first, last = (data[0].id, data[-1].id) if data else (None, None)
+        return cls(data=data, first_id=first, last_id=last)
+
+
 # -- the model of a server
 
 
@@ -154,6 +191,8 @@ def of_server(server: ModelServer) -> Model:
         **names(info.name, info.modified),
         aliases=server.config.aliases or [info.name],
         tags=server.config.tags,
+        context_length=server.model.n_ctx_seq,
+        max_model_len=server.model.n_ctx_seq,
         architecture=_Architecture(server.model.modalities.names),
         meta=_Meta.like(info, n_ctx=server.model.n_ctx_seq),
         **_guidance(server),
@@ -164,7 +203,13 @@ def adapters_of(server: ModelServer) -> Iterable[Model]:
     """Describe the LoRA adapters that requests can name, which follow the model, as in vLLM."""
     base = server.model.info
     for name, path in server.adapters.paths.items():
-        yield Model(**names(name, base.modified), root=path, parent=base.name)
+        yield Model(
+            **names(name, base.modified),
+            context_length=server.model.n_ctx_seq,
+            max_model_len=server.model.n_ctx_seq,
+            root=path,
+            parent=base.name,
+        )
 
 
 def _guidance(server: ModelServer) -> dict[str, Any]:

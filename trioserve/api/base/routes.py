@@ -79,6 +79,8 @@ class Route:
         method: of HTTP. GET stands for HEAD, too.
         path: the rule of the path, as werkzeug writes it.
         handler: answers.
+        header: answers in place of another route requests that have this header; none: it is the
+            route of its path.
         of_model: whether it is about a request to a model.
         takes: the class that the body becomes; None: there is no body to read.
         content: the type of the body.
@@ -95,6 +97,7 @@ class Route:
     path: str
     handler: Handler
     of_model: bool = False
+    header: str = ""
     takes: Any = _told("takes")
     content: str = _told("content", "")
     query: Query = _told("query", {})
@@ -206,9 +209,9 @@ class Routes(list[Route]):
         super().__init__()
         self.of_model = of_model
 
-    def get(self, *paths: str) -> Callable[[_Handler], _Handler]:
-        """Declare the handler of GET, and so of HEAD."""
-        return self.add("GET", *paths)
+    def get(self, *paths: str, header: str = "") -> Callable[[_Handler], _Handler]:
+        """Declare the handler of GET, and so of HEAD; see `Route.header`."""
+        return self.add("GET", *paths, header=header)
 
     def post(self, *paths: str) -> Callable[[_Handler], _Handler]:
         """Declare the handler of POST."""
@@ -218,11 +221,11 @@ class Routes(list[Route]):
         """Declare the handler of DELETE."""
         return self.add("DELETE", *paths)
 
-    def add(self, method: str, *paths: str) -> Callable[[_Handler], _Handler]:
+    def add(self, method: str, *paths: str, header: str = "") -> Callable[[_Handler], _Handler]:
         """Declare the handler of a method on one or more paths."""
 
         def declare(handler: _Handler) -> _Handler:
-            self.extend(Route(method, path, handler, self.of_model) for path in paths)
+            self.extend(Route(method, path, handler, self.of_model, header) for path in paths)
             return handler
 
         return declare

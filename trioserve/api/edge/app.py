@@ -6,6 +6,7 @@ that it is called directly; what a program adds to the app is Quart's to serve.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -53,7 +54,7 @@ class _Served:
 
     route: Route
     answer: Responder
-    asked: tuple[tuple[str, Responder], ...]
+    asked: Mapping[str, Responder]
 
 
 class _Rule(QuartRule):
@@ -104,6 +105,8 @@ class App(QuartTrio):
         self._sites, self._needs_key = access.Sites(state.config), False
         self._served: dict[str, _Served] = {}
         self._exact: dict[tuple[str, str], _Served] = {}
+        #: What answers requests with a header, by the route and the header.
+        self._asked: defaultdict[str, dict[str, Responder]] = defaultdict(dict)
         self.after_serving(state.stop)
 
     def serve(
@@ -111,7 +114,11 @@ class App(QuartTrio):
     ) -> None:
         """Add a route, and the function that answers it; or what does if there is a header."""
         name = f"{route.method} {route.path}"
-        self._served[name] = served = _Served(route, answer, tuple((asked or {}).items()))
+        if route.header:
+            self._asked[name][route.header] = answer
+            return
+        self._asked[name] |= asked or {}
+        self._served[name] = served = _Served(route, answer, self._asked[name])
         if "<" not in route.path:
             self._exact[route.method, route.path] = served
         self.add_url_rule(route.path, name, _only_here, methods=[route.method])
@@ -149,7 +156,7 @@ class App(QuartTrio):
             await access.check_key(self.state, request)
         if served is not None:
             answer = served.answer
-            for header, other in served.asked:
+            for header, other in served.asked.items():
                 if header in request.headers:
                     answer = other
             reply = await answer(self._incoming(request), request.caller, values)
@@ -173,7 +180,8 @@ class App(QuartTrio):
         try:
             rule, values = self.create_url_adapter(request).match(return_rule=True)  # type: ignore[union-attr]
         except HTTPException as error:
-            return None, {}, error
+            served = self._exact.get((method, request.path.removesuffix("/")))
+            return served, {}, None if served is not None else error
         return self._served.get(rule.endpoint), values, None
 
     def _incoming(self, request: Request) -> Incoming:

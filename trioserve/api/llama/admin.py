@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -13,13 +12,13 @@ from trioserve.api.base.answers import Answer, Health, Metrics, Properties, Succ
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.described import Model, ModelList, page
 from trioserve.api.base.fields import NAME, MismatchError, RequestBody, field, json_type, text
-from trioserve.api.base.models import Models
+from trioserve.api.base.models import Models, unknown_is_404
 from trioserve.api.base.reply import KeepAlive, Pieces, Reply, json
 from trioserve.api.base.routes import Query, Routes, manages
 from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Feed
 from trioserve.config.keys import Key
-from trioserve.errors import NotFoundError, NotSupportedError, UnknownModelError
+from trioserve.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from trioserve.router.states import FleetEvent
@@ -89,15 +88,6 @@ async def metrics_as_json(query: Query, caller: Caller, models: Models) -> Reply
 # -- the models
 
 
-@contextmanager
-def _unknown_is_404() -> Iterator[None]:
-    """Say that a model is not found, where the address names it."""
-    try:
-        yield
-    except UnknownModelError as error:
-        raise NotFoundError(error.message, param="model") from None
-
-
 @json_type({**NAME, "minLength": 1})
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not value:
@@ -126,7 +116,8 @@ class DownloadStarted(Answer):
 async def listed(query: Query, caller: Caller, models: Models) -> Reply:
     """List the models and what each of them does: in OpenAI's form, and in Ollama's.
 
-    In OpenAI's form, LoRA adapters that requests can name follow their model, as in vLLM's.
+    In OpenAI's form, LoRA adapters that requests can name follow their model, as in vLLM's. A
+    request with the header ``anthropic-version`` gets Anthropic's form.
     """
     reload = bool(query.get("reload"))
     if reload:
@@ -139,7 +130,7 @@ async def listed(query: Query, caller: Caller, models: Models) -> Reply:
 @gives(Model)
 async def described(query: Query, caller: Caller, models: Models, name: str) -> Reply:
     """Describe one model, by any of its names."""
-    with _unknown_is_404():
+    with unknown_is_404():
         return json(await models.describe(name, caller))
 
 
@@ -158,7 +149,7 @@ async def download(request: ModelRequest, caller: Caller, models: Models) -> Rep
 @gives(Success)
 async def delete(query: Query, caller: Caller, models: Models) -> Reply:
     """Delete a model that was downloaded."""
-    with _unknown_is_404():
+    with unknown_is_404():
         await models.remove(query.get("model", ""), caller)
     return json(Success(True))
 
@@ -172,7 +163,7 @@ async def load(request: ModelRequest, caller: Caller, models: Models) -> Reply:
 
     Of many models, this only begins it: follow ``/models/sse``.
     """
-    with _unknown_is_404():
+    with unknown_is_404():
         await models.load(request.model, caller)
     return json(Success(True))
 

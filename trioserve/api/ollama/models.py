@@ -97,6 +97,8 @@ class OllamaModel(Answer, kw_only=True):
     model_info: Mapping[str, Any]
     capabilities: Sequence[str]
     modified_at: datetime
+    context_length: int | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
 
 
 class OllamaVersion(Answer):
@@ -157,6 +159,8 @@ def describe_model(model: Details) -> OllamaModel:
         model_info=info | {"general.parameter_count": model.card.n_params},
         capabilities=model.abilities,
         modified_at=_moment(model.card.modified),
+        context_length=model.n_ctx or UNSET,
+        max_model_len=model.n_ctx or UNSET,
     )
 
 
