@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +28,12 @@ from trioserve.media.orders import MediaLimits, sniff
 LIMITS = MediaLimits()
 
 
-def pixels(data: bytes, limits: MediaLimits = LIMITS) -> NDArray[np.uint8]:
+def pixels(
+    data: bytes, limits: MediaLimits = LIMITS, *, on_white: bool = False
+) -> NDArray[np.uint8]:
     """The pixels of a file: height, width, RGB."""
     image = decode_image(data, sniff(data).name, limits)
-    rows = b"".join(pixel_rows(image))
+    rows = b"".join(pixel_rows(image, on_white=on_white))
     return np.frombuffer(rows, np.uint8).reshape(image.height, image.width, 3)
 
 
@@ -67,9 +70,46 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
     assert np.abs(pixels(data) - expected).max() <= 2
 
 
-def test_transparency_is_dropped_as_llama_server_drops_it() -> None:
-    image = Image.new("RGBA", (2, 2), (10, 20, 30, 0))
-    assert (pixels(encode(image)) == (10, 20, 30)).all()
+GRAY = (128, 128, 128)
+
+
+def hidden(mode: str) -> tuple[Image.Image, dict[str, Any]]:
+    """An image of a mode that hides gray, and what its file says of that."""
+    image = Image.new("RGBA", (2, 2), (*GRAY, 0))
+    if mode in ("RGBA", "LA"):
+        return image.convert(mode), {}
+    if mode == "P":
+        return Image.new("RGB", (2, 2), GRAY).quantize(4), {"transparency": 0}
+    return Image.new(mode, (2, 2), GRAY[: len(mode)]), {
+        "transparency": GRAY if mode == "RGB" else GRAY[0]
+    }
+
+
+@pytest.mark.parametrize(
+    ("mode", "format"),
+    [
+        ("RGBA", "PNG"),
+        ("RGBA", "WEBP"),
+        ("LA", "PNG"),
+        ("P", "PNG"),
+        ("P", "GIF"),
+        ("RGB", "PNG"),
+        ("L", "PNG"),
+    ],
+)
+def test_transparent_parts_are_white_or_the_colors_that_they_hide(mode: str, format: str) -> None:
+    image, options = hidden(mode)
+    options |= {"lossless": True, "exact": True} if format == "WEBP" else {}
+    data = encode(image, format, **options)
+    assert (pixels(data, on_white=True) == 255).all()
+    assert np.abs(pixels(data) - GRAY).max() <= 2
+
+
+def test_half_of_a_color_on_white() -> None:
+    image = Image.new("RGBA", (2, 2), (0, 100, 255, 51))
+    assert (pixels(encode(image), on_white=True) == (204, 224, 255)).all()
+    opaque = encode(Image.new("RGB", (2, 2), RED))
+    assert (pixels(opaque, on_white=True) == RED).all()
 
 
 @pytest.mark.parametrize("orientation", range(10))

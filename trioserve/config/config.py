@@ -450,6 +450,8 @@ class Config:
         "encoded again where the KV cache does not have them any more; 0 = none")
     media_timeout: float = _media(30.0, min=0.001,
         help="seconds that fetching a file may take, and processor seconds to decode one")
+    media_background: str = _media("white", choices=("white", "none"),
+        help="what is below transparent parts of an image; none: the colors that they hide")
     transcription_model: str | None = _media(None, check=checks.whisper_model,
         help="Whisper model that transcribes recordings in a separate process, instead of the "
         "loaded model: a directory, or a name such as small, which is downloaded; it needs "

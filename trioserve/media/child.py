@@ -71,7 +71,8 @@ def decode(order: Order, data: bytes, limits: MediaLimits) -> Iterator[Answer]:
     Raises any exception of the decoders.
     """
     if order.kind == "image":
-        yield from _pixels(decode_image(data, order.format, limits), 0.0)
+        one = decode_image(data, order.format, limits)
+        yield from _pixels(one, 0.0, on_white=order.on_white and one.has_transparency_data)
     elif order.kind == "audio":
         for samples in decode_sound(data, order.format, order.rate, limits):
             yield from _pieces(samples)
@@ -86,9 +87,9 @@ def decode(order: Order, data: bytes, limits: MediaLimits) -> Iterator[Answer]:
             yield from _pixels(image, at)
 
 
-def _pixels(image: Image.Image, at: float) -> Iterator[Answer]:
+def _pixels(image: Image.Image, at: float, *, on_white: bool = False) -> Iterator[Answer]:
     yield Picture(at, *image.size)
-    for band in rows(image):
+    for band in rows(image, on_white=on_white):
         yield from _pieces(band)
 
 

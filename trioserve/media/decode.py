@@ -43,6 +43,8 @@ _OPENERS: Mapping[str, Callable[[BytesIO], Image.Image]] = {
 #: Rows are sent in bands of about this many pixels.
 _BAND = 2**18
 
+_WHITE = (255, 255, 255, 255)
+
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -72,10 +74,10 @@ def decode_image(data: bytes, name: str, limits: MediaLimits) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def rows(image: Image.Image) -> Iterator[bytes]:
+def rows(image: Image.Image, *, on_white: bool = False) -> Iterator[bytes]:
     """Give the pixels of an image in pieces: RGB, from the top.
 
-    Transparency is dropped, as llama-server drops it: the colors that it hides show.
+    Unless it lies `on_white`, transparency is dropped: the colors that it hides show.
     """
     width, height = image.size
     step = max(1, _BAND // width)
@@ -84,6 +86,9 @@ def rows(image: Image.Image) -> Iterator[bytes]:
         if band.mode.startswith("I;16"):  # converting would cut off what is brighter than 255
             high = slice(0, None, 2) if band.mode == "I;16B" else slice(1, None, 2)
             band = Image.frombytes("L", band.size, band.tobytes()[high])
+        if on_white:
+            white = Image.new("RGBA", band.size, _WHITE)
+            band = Image.alpha_composite(white, band.convert("RGBA"))
         yield band.convert("RGB").tobytes()
 
 

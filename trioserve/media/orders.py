@@ -91,6 +91,7 @@ class Order(Struct, frozen=True, kw_only=True):
     kind: MediaKind | Literal["document"]
     rate: int = 0  # samples a second, of sound
     fps: float = 0.0  # frames a second, of video; 0: all
+    on_white: bool = True  # whether transparent images are laid on white
     with_images: bool = False  # whether the pages of a document become images, too
 
 

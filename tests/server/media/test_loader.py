@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from tests.support.media_files import RED, av_file, image_file, wav_file
+from trioserve.config import Config
 from trioserve.errors import InvalidMediaError, NotSupportedError, PayloadTooLargeError
 from trioserve.media.orders import MediaLimits
 from trioserve.server.limits.memory import MemoryBudget
@@ -59,6 +61,21 @@ async def test_each_file_becomes_what_is_in_it(loader: MediaLoader, budget: Memo
         assert [at for at, _ in video.frames] == [0.0, 0.25, 0.5, 0.75, 1.0][: len(video.frames)]
         assert hold.n_bytes == size_of(image) + size_of(sound) + size_of(video)
     assert budget.n_held == 0
+
+
+@pytest.mark.parametrize(
+    ("background", "shown"), [("white", b"\xff" * 3), ("none", bytes((10, 20, 30)))]
+)
+async def test_what_is_below_a_transparent_image(
+    budget: MemoryBudget, background: str, shown: bytes
+) -> None:
+    file = BytesIO()
+    Image.new("RGBA", (2, 2), (10, 20, 30, 0)).save(file, "PNG")
+    loader = MediaLoader.of(Config(media_background=background))
+    with budget.hold() as hold:
+        (image,) = await loader.load([MediaSource(data=file.getvalue())], ALL, hold)
+    await loader.aclose()
+    assert isinstance(image, DecodedImage) and image.pixels == shown * 4
 
 
 async def test_without_the_extra_an_image_is_not_supported(

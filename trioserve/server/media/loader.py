@@ -204,6 +204,7 @@ class MediaLoader:
     #: The folder of files that requests may name with ``file://``; None: no files.
     _media_path: Path | None = None
     _urls: Sequence[str] = ()  # the hosts from which to fetch files, as entries of `FetchRules`
+    _on_white: bool = True  # whether transparent images are laid on white
 
     def __attrs_post_init__(self) -> None:
         dialer, limits = Dialer(FetchRules(self._urls)), self._limits
@@ -226,7 +227,7 @@ class MediaLoader:
             timeout=config.media_timeout,
         )
         folder = None if config.media_path is None else Path(config.media_path)
-        return cls(limits, folder, config.media_urls)
+        return cls(limits, folder, config.media_urls, config.media_background == "white")
 
     async def load(
         self, sources: Sequence[MediaSource], wanted: Wanted, hold: MemoryReservation
@@ -306,7 +307,8 @@ class MediaLoader:
             return source.decoded  # the decoding call has reserved its memory
         before = hold.n_bytes
         data = await self._read(source, hold)
-        media = await self._decoders.decode(data, _order(source.kind, sniff(data), wanted))
+        order = _order(source.kind, sniff(data), wanted, on_white=self._on_white)
+        media = await self._decoders.decode(data, order)
         assert not isinstance(media, DecodedDocument)
         hold.shrink_to(before)
         hold.grow(size_of(media))
@@ -358,7 +360,7 @@ def _named(what: str, param: str | None, index: int = 0) -> Iterator[None]:
         raise InvalidMediaError(message, param=param, index=index) from error
 
 
-def _order(said: MediaKind | None, format: Format, wanted: Wanted) -> Order:
+def _order(said: MediaKind | None, format: Format, wanted: Wanted, *, on_white: bool) -> Order:
     """Decide how to decode a file.
 
     Raises:
@@ -372,7 +374,7 @@ def _order(said: MediaKind | None, format: Format, wanted: Wanted) -> Order:
         raise InvalidMediaError(
             f"is a file of the format {format.name}, and this model takes no {_PLURALS[kinds[0]]}"
         )
-    return Order(format=format.name, kind=kind, rate=wanted.rate, fps=wanted.fps)
+    return Order(format=format.name, kind=kind, rate=wanted.rate, fps=wanted.fps, on_white=on_white)
 
 
 def _read_file(path: Path, folder: Path | None, most: int) -> bytes:
