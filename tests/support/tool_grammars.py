@@ -176,3 +176,16 @@ NOTATIONS = (
     "gemma-4",
     "harmony",
 )
+
+
+def allows(backend: LlamaBackend, grammar: Grammar | None, text: str) -> bool:
+    """Whether a text is one that a grammar allows, from its beginning to its end."""
+    matcher = compiled(backend, grammar).matcher()
+    try:
+        for token in backend.vocab.tokenize(text):
+            if token not in matcher.mask():
+                return False
+            matcher.accept(token)
+        return bool(backend.vocab.end_of_generation.intersection(matcher.mask().ids.tolist()))
+    finally:
+        matcher.close()

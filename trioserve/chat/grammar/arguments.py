@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, assert_never
 import attrs
 
 from trioserve.chat.formats.syntax import Elements, JsonArguments, Literals, Parameters
+from trioserve.chat.grammar.kinds import ANY, TEXT, Shape
 from trioserve.chat.grammar.schemas import (
     ANYTHING,
     Part,
@@ -65,14 +66,14 @@ def load_step(fields: Mapping[str, Any]) -> ArgumentsStep:
     return _STEPS[fields["step"]](**values)
 
 
-def write_arguments(rules: Rules, step: ArgumentsStep, part: Part, told: Mapping[str, bool]) -> str:
+def write_arguments(rules: Rules, step: ArgumentsStep, part: Part, told: Shape) -> str:
     """Write the arguments of a function.
 
     Args:
         rules: where rules go.
         step: the step that reads them.
         part: their schema.
-        told: what the reader knows: which arguments are text, and which are not.
+        told: what the reader knows of the arguments.
 
     Raises:
         InvalidRequestError: the schema cannot be enforced.
@@ -95,7 +96,7 @@ def write_any_arguments(rules: Rules, step: ArgumentsStep) -> str:
         end = f"{step.mark}</{step.parent}>"
         return rules.text(ANYTHING, end)
     schema = {"type": "object"}
-    return write_arguments(rules, step, Part(schema, schema, "tools"), {})
+    return write_arguments(rules, step, Part(schema, schema, "tools"), Shape())
 
 
 def write_members(
@@ -118,9 +119,12 @@ def write_members(
     return rules.rule(first)
 
 
-def _text_body(part: Part, end: str, *, like_json: bool) -> str:
-    """Write the texts that a schema allows, as one regular expression; empty if none."""
-    bodies = list(texts(part, end, like_json=like_json))
+def _text_body(part: Part, end: str, kinds: frozenset[str] = TEXT) -> str:
+    """Write the texts that a schema allows, as one regular expression; empty if none.
+
+    Its reader looks for values of some kinds.
+    """
+    bodies = list(texts(part, end, kinds))
     return choice(f"({body})" for body in bodies) if bodies else ""
 
 
@@ -140,7 +144,7 @@ def _declared(part: Part) -> list[str]:
 class ParameterWriter:
     """Writes parameters that stand one by one between markers."""
 
-    def __init__(self, rules: Rules, syntax: Parameters, told: Mapping[str, bool]) -> None:
+    def __init__(self, rules: Rules, syntax: Parameters, told: Shape) -> None:
         self._rules = rules
         self._syntax = syntax
         self._told = told
@@ -156,13 +160,13 @@ class ParameterWriter:
         for key, value, needed in content.members:
             self._check_key(key, value)
             head = rules.marker(f"{self._syntax.open}{key}{self._syntax.key_end}")
-            body = self._value(value, self._told.get(key))
+            body = self._value(value, self._told.member(key).kinds)
             members.append((rules.rule(sequence(head, body)), needed))
         others = ""
         if content.others is not None:
             key = rules.terminal(_any_key(_declared(part)))
             open_, end = rules.marker(self._syntax.open), rules.marker(self._syntax.key_end)
-            others = rules.rule(sequence(open_, key, end, self._value(content.others, None)))
+            others = rules.rule(sequence(open_, key, end, self._value(content.others, ANY)))
         return write_members(rules, members, others, rules.space)
 
     def _check_key(self, key: str, part: Part) -> None:
@@ -170,29 +174,29 @@ class ParameterWriter:
         if not key or len(key) > _MAX_KEY or any(mark in key for mark in marks):
             raise part.refuse("this model cannot write such a name")
 
-    def _value(self, part: Part, is_text: bool | None) -> str:
-        """Write a value and its end. Unless it is known to be text, readers look for JSON."""
+    def _value(self, part: Part, kinds: frozenset[str]) -> str:
+        """Write a value and its end. Its reader looks for values of some kinds."""
         syntax, rules = self._syntax, self._rules
         newline = "\n" if syntax.newlines else ""
         typed = bool(syntax.text_attribute)
-        is_text = None if typed else is_text
+        kinds = ANY if typed else kinds
         end = f"{newline}{syntax.close}"
         ways = []
-        if part.is_text is not False and is_text is not False:
-            body = _text_body(part, end, like_json=is_text is True or typed)
+        if "string" in part.kinds & kinds:
+            body = _text_body(part, end, TEXT if typed else kinds)
             open_ = self._open(syntax.text_attribute) + newline
             if body and syntax.cdata:
                 plain = rf"{body} & ~/<!\[CDATA\[(?s:.*)/"
                 ways.append(sequence(self._marker(open_), rules.text(plain, end)))
-                body = _text_body(part, f"]]>{end}", like_json=True)
+                body = _text_body(part, f"]]>{end}")
                 open_ += _CDATA
                 end = f"]]>{end}"
             if body:
                 ways.append(sequence(self._marker(open_), rules.text(body, end)))
-        if part.is_text is not True and is_text is not True:
+        if part.kinds & kinds - TEXT:
             attributes = _attributes(syntax.text_attribute, part) if typed else [""]
             opens = choice(self._marker(self._open(one) + newline) for one in attributes)
-            value = rules.schema(part.without_strings, part.param)
+            value = rules.schema(part.without_strings(kinds), part.param)
             close = rules.marker(f"{newline}{syntax.close}")
             ways.append(sequence(opens, value, close))
         if not ways:
@@ -227,7 +231,7 @@ def _attributes(text_attribute: str, part: Part) -> list[str]:
 # -- elements of XML
 
 
-def write_elements(rules: Rules, syntax: Elements, part: Part, told: Mapping[str, bool]) -> str:
+def write_elements(rules: Rules, syntax: Elements, part: Part, told: Shape) -> str:
     """Write all the arguments of a function, and the end of the element around them.
 
     Text is written as it is, and anything else as JSON. There are no other members than those
@@ -240,26 +244,27 @@ def write_elements(rules: Rules, syntax: Elements, part: Part, told: Mapping[str
     if content.others is not None and not content.members:
         raise part.refuse("with this model, arguments must be in 'properties'")
     members = [
-        (_element(rules, syntax.mark, key, value, told.get(key)), needed)
+        (_element(rules, syntax.mark, key, value, told.member(key)), needed)
         for key, value, needed in content.members
     ]
     end = rules.marker(f"{syntax.mark}</{syntax.parent}>")
     return sequence(write_members(rules, members, "", rules.space), rules.space, end)
 
 
-def _element(rules: Rules, mark: str, key: str, part: Part, is_text: bool | None) -> str:
+def _element(rules: Rules, mark: str, key: str, part: Part, told: Shape) -> str:
     if not key or len(key) > _MAX_KEY or ">" in key or key.startswith("/"):
         raise part.refuse("this model cannot write such a name")
     end = f"{mark}</{key}>"
     ways = []
-    if part.is_text is not False and is_text is not False:
-        body = _text_body(part, end, like_json=is_text is True)
-        if body and is_text is None:  # or it might begin with another element
+    if "string" in part.kinds & told.kinds:
+        body = _text_body(part, end, told.kinds)
+        if body and told.nests:  # or it might begin with another element
             body = rf"{body} & ~/(?s:.*)\{mark[0]}(?s:.*)/"
         if body:
             ways.append(rules.text(body, end))
-    if part.is_text is not True and is_text is not True:
-        ways.append(sequence(rules.schema(part.without_strings, part.param), rules.marker(end)))
+    if part.kinds & told.kinds - TEXT:
+        value = rules.schema(part.without_strings(told.kinds), part.param)
+        ways.append(sequence(value, rules.marker(end)))
     if not ways:
         raise part.refuse("there is no value that this model can write")
     return rules.rule(sequence(rules.marker(f"{mark}<{key}>"), choice(ways)))
@@ -357,7 +362,7 @@ class LiteralWriter:
 
     def _of_kind(self, kind: object, schema: Mapping[str, Any], part: Part, depth: int) -> str:
         if kind == "string":
-            return self._string(_text_body(part, self._syntax.quotes[0], like_json=True))
+            return self._string(_text_body(part, self._syntax.quotes[0]))
         if kind == "object":
             inner = Part({**schema, "type": "object"}, part.root, part.param)
             return self._object(inner, ("{", ":", "}"), depth)

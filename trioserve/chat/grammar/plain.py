@@ -17,8 +17,9 @@ from trioserve.chat.grammar.keywords import (
     SAYING,
     says_anything,
 )
+from trioserve.chat.grammar.kinds import TYPES, pointed
 from trioserve.chat.grammar.lookahead import without_lookahead
-from trioserve.chat.grammar.schemas import NAMED, TYPES, is_too_deep, pointed
+from trioserve.chat.grammar.schemas import NAMED, is_too_deep
 from trioserve.left_out import leave_out
 
 #: Keywords whose values are no schemas.

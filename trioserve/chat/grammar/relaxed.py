@@ -11,18 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trioserve.chat.grammar.keywords import FORMATS
+from trioserve.chat.grammar.kinds import ANY, TYPES, Shape, resolve, types_of
 from trioserve.chat.grammar.plain import plain
 from trioserve.chat.grammar.schemas import (
     MAX_LENGTH,
-    NO_STRINGS,
-    TYPES,
     Part,
     check_is_object,
     check_pattern,
     closed,
-    is_text,
     is_too_deep,
-    resolve,
 )
 from trioserve.errors import InvalidRequestError
 
@@ -86,13 +83,13 @@ def _apart(
 ) -> dict[str, Any]:
     """Relax each argument by itself, as far as it must be; those that no schema helps are left out.
 
-    What a reader takes for text, by the schema that was sent, stays text.
+    The kinds of values that a reader looks for, by the schema that was sent, stay.
     """
     kept: dict[str, Any] = {}
-    sent = resolve(given, given).get("properties")
+    known = Shape(given, given)
     for name, schema in whole["properties"].items():
-        kind = is_text(sent[name], given) if isinstance(sent, Mapping) and name in sent else None
-        any_value = {} if kind is None else {"type": "string"} if kind else NO_STRINGS
+        kinds = known.member(name).kinds
+        any_value = {} if kinds == ANY else {"type": types_of(kinds)}
         for choice in (schema, without_limits(schema), any_value):
             alone = {**whole, "properties": {name: choice}, "required": [name]}
             if fits({**alone, "additionalProperties": False}):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import attrs
 
-from trioserve.chat.grammar.regular import CLASS, parse_expression
-from trioserve.chat.json_scanner import as_json
+from trioserve.chat.grammar.kinds import ANY, TEXT, kinds_of, read_bare, resolve, types_of
+from trioserve.chat.grammar.regular import CLASS, as_pattern, parse_expression
 from trioserve.errors import InvalidRequestError
 
 #: Places in the rule of a call, for the name of the function and for its arguments.
@@ -120,106 +120,20 @@ def sequence(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-NO_STRINGS = {"type": ["object", "array", "number", "boolean", "null"]}
-#: What JSON readers would take for something else than a string.
-_LIKE_WORD = r"/\s*(-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?|[tT]rue|[fF]alse|null|None)\s*/"
-_LIKE_CONTAINER = r"/\s*[\[{](?s:.*)/"
+#: What a reader may take for a value of each kind, where it stands bare.
+_LOOKS = {
+    "number": r"-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?",
+    "boolean": r"[tT]rue|[fF]alse",
+    "null": r"null|None",
+    "object": r"\{(?s:.*)",
+    "array": r"\[(?s:.*)",
+}
 MAX_LENGTH = 2**16
 _MAX_PATTERN = 2**12
 MAX_DEPTH = 100  # values in values
 
 _TEXT_KEYWORDS = frozenset({"minLength", "maxLength", "pattern"})
-#: The types of values.
-TYPES = ("string", "integer", "number", "boolean", "null", "object", "array")
 _COMBINING = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
-
-
-#: References in references that are followed.
-_MAX_REFERENCES = 20
-
-
-def texts_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
-    """Say for each tool and parameter whether it is text; those that may be either are left out."""
-    functions = (tool.get("function", tool) for tool in tools)
-    return {
-        str(function.get("name", "")): texts_in(function.get("parameters"))
-        for function in functions
-        if isinstance(function, Mapping)
-    }
-
-
-def texts_in(root: Any) -> dict[str, bool]:
-    """Say for each parameter of a function whether it is text, by the schema of all."""
-    parameters = resolve(root, root)
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-    if not isinstance(properties, Mapping):
-        return {}
-    kinds = {key: is_text(schema, root) for key, schema in properties.items()}
-    return {key: kind for key, kind in kinds.items() if kind is not None}
-
-
-def is_text(schema: object, root: object = None, depth: int = 0) -> bool | None:
-    """Whether a value of this schema, a part of `root`, is a string; None: it may or may not be."""
-    schema = resolve(schema, root)
-    if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
-        return None
-    if "const" in schema:
-        return isinstance(schema["const"], str)
-    if isinstance(schema.get("enum"), list):
-        return _agreed([isinstance(value, str) for value in schema["enum"]])
-    kinds = schema.get("type")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if all(isinstance(kind, str) and kind.lower() in TYPES for kind in kinds):
-        return _agreed([kind.lower() == "string" for kind in kinds])
-    for word in ("anyOf", "oneOf"):
-        if isinstance(schema.get(word), list):
-            return _agreed([is_text(part, root, depth + 1) for part in schema[word]])
-    if isinstance(schema.get("allOf"), list):
-        verdicts = [is_text(part, root, depth + 1) for part in schema["allOf"]]
-        return _agreed([verdict for verdict in verdicts if verdict is not None])
-    return None
-
-
-def resolve(schema: Any, root: Any) -> Any:
-    """Follow a reference to another part of `root`, and a list of one schema to that.
-
-    Gives the schema as it is where a reference leads nowhere.
-    """
-    for _ in range(_MAX_REFERENCES):
-        if not isinstance(schema, Mapping):
-            return schema
-        target = _target(schema, root)
-        if target is None:
-            return schema
-        schema = target
-    return schema
-
-
-def _target(schema: Mapping[str, Any], root: Any) -> Any:
-    all_of = schema.get("allOf")
-    if isinstance(all_of, list) and len(all_of) == 1 and "properties" not in schema:
-        return all_of[0]
-    return pointed(schema.get("$ref"), root)
-
-
-def pointed(reference: object, root: Any) -> Any:
-    """Find the schema that a reference leads to; None: there is none in `root`."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    place: Any = root
-    for step in reference.removeprefix("#").split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(place, Mapping) and name in place:
-            place = place[name]
-        elif isinstance(place, list) and re.fullmatch("[0-9]{1,9}", name):
-            place = place[int(name)] if int(name) < len(place) else None
-        else:
-            return None
-    return place
-
-
-def _agreed(verdicts: list[bool] | list[bool | None]) -> bool | None:
-    return verdicts[0] if verdicts and len(set(verdicts)) == 1 else None
 
 
 @attrs.frozen
@@ -239,9 +153,9 @@ class Part:
         return resolve(self.schema, self.root)
 
     @property
-    def is_text(self) -> bool | None:
-        """Whether a value is a string; None: it may or may not be."""
-        return is_text(self.schema, self.root)
+    def kinds(self) -> frozenset[str]:
+        """The kinds of values that it allows."""
+        return kinds_of(self.schema, self.root)
 
     @property
     def whole(self) -> Any:
@@ -251,18 +165,19 @@ class Part:
         own, root = (moved(one, "#/$defs/root") for one in (self.schema, self.root))
         return {"$ref": "#/$defs/_", "$defs": {"_": own, "root": root}}
 
-    @property
-    def without_strings(self) -> Any:
-        """The schema of those values that are no strings."""
-        if self.is_text is False:
+    def without_strings(self, known: frozenset[str] = ANY) -> Any:
+        """Give the schema of those values that are no strings, but of a kind that is `known`."""
+        kinds = self.kinds
+        if "string" not in kinds and kinds <= known:
             return self.whole
+        others = {"type": types_of(kinds & known - TEXT)}
         if self.schema is True or self.schema == {}:
-            return NO_STRINGS
-        if (rest := _without_strings(self.resolved)) is not None:
+            return others
+        if kinds <= known and (rest := _without_strings(self.resolved)) is not None:
             return attrs.evolve(self, schema=rest).whole
         whole = dict(self.whole)
         definitions = {"$defs": whole.pop("$defs")} if "$defs" in whole else {}
-        return {"allOf": [whole, NO_STRINGS], **definitions}
+        return {"allOf": [whole, others], **definitions}
 
     def at(self, schema: Any, *steps: str) -> Part:
         """Give a part of this part."""
@@ -373,13 +288,13 @@ def object_of(part: Part) -> Object:
     )
 
 
-def texts(part: Part, end: str, *, like_json: bool) -> Iterator[str]:
+def texts(part: Part, end: str, kinds: frozenset[str]) -> Iterator[str]:
     """Give the regular expressions, in Lark, of the strings that a schema allows.
 
     Args:
         part: the schema.
         end: the text after a string, which it cannot contain.
-        like_json: whether a string may look like another value, such as ``12``.
+        kinds: of values that its reader looks for: a string cannot look like any but a string.
 
     Raises:
         InvalidRequestError: it cannot be enforced.
@@ -391,7 +306,7 @@ def texts(part: Part, end: str, *, like_json: bool) -> Iterator[str]:
         for value in [schema["const"]] if "const" in schema else schema["enum"]:
             if not isinstance(value, str) or end.strip() in value:
                 continue
-            if like_json or as_json(value).startswith('"'):
+            if read_bare(value, kinds | TEXT).startswith('"'):
                 yield quoted(value) if value else '""'
         return
     if "allOf" in schema or "$ref" in schema:
@@ -402,14 +317,16 @@ def texts(part: Part, end: str, *, like_json: bool) -> Iterator[str]:
             if _TEXT_KEYWORDS & schema.keys():
                 raise part.refuse(f"with this model, '{word}' cannot have limits beside it")
             for i, one in enumerate(schema[word]):
-                yield from texts(part.at(one, word, str(i)), end, like_json=like_json)
+                yield from texts(part.at(one, word, str(i)), end, kinds)
             return
-    kinds = schema.get("type", "string")
-    if kinds == "string" or (isinstance(kinds, list) and "string" in kinds):
-        yield from _bodies(schema, part, like_json=like_json)
+    named = schema.get("type", "string")
+    if named == "string" or (isinstance(named, list) and "string" in named):
+        yield from _bodies(schema, part, end, kinds)
 
 
-def _bodies(schema: Mapping[str, Any], part: Part, *, like_json: bool) -> Iterator[str]:
+def _bodies(
+    schema: Mapping[str, Any], part: Part, end: str, kinds: frozenset[str]
+) -> Iterator[str]:
     shortest, longest = schema.get("minLength", 0), schema.get("maxLength")
     for name, length in (("minLength", shortest), ("maxLength", longest)):
         if length is not None and not (type(length) is int and 0 <= length <= MAX_LENGTH):
@@ -419,8 +336,10 @@ def _bodies(schema: Mapping[str, Any], part: Part, *, like_json: bool) -> Iterat
         conditions = [f"/(?s:.{{{shortest},{'' if longest is None else longest}}})/"]
     if "pattern" in schema:
         conditions.append(_pattern(schema["pattern"], part))
-    if not like_json:
-        conditions += [f"~{_LIKE_WORD}", f"~{_LIKE_CONTAINER}"]
+    kinds |= {"number"} if "integer" in kinds else set()
+    if looks := "|".join(looks for kind, looks in _LOOKS.items() if kind in kinds):
+        # Where such a value ends, no text may go on: llguidance would not try both.
+        conditions.append(rf"~/\s*({looks})\s*({as_pattern(end[0])}(?s:.*))?/")
     yield " & ".join(conditions)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from typing import Final
 
 from trioserve.chat.formats.syntax import Elements, Literals, Parameters, held_back
-from trioserve.chat.json_scanner import JSON_BEGINNINGS, MAX_DEPTH, WHITESPACE, JsonScanner, as_json
+from trioserve.chat.grammar.kinds import ANY, TEXT, Shape, begins_text, read_bare
+from trioserve.chat.json_scanner import MAX_DEPTH, WHITESPACE, JsonScanner
 from trioserve.chat.parse.cursor import Cursor, Refused, json_characters
 
 _WORDS: Final = {
@@ -185,13 +186,13 @@ class ParameterReader:
     Args:
         cursor: where the text is.
         syntax: the markers.
-        texts: for each parameter whether it is text, where the tool's schema determines that.
+        shape: of all the arguments.
     """
 
-    def __init__(self, cursor: Cursor, syntax: Parameters, texts: Mapping[str, bool]) -> None:
+    def __init__(self, cursor: Cursor, syntax: Parameters, shape: Shape) -> None:
         self._cursor = cursor
         self._syntax = syntax
-        self._texts = texts
+        self._shape = shape
 
     def read(self) -> Iterator[None]:
         """Read the parameters, but not the text after the last one."""
@@ -220,9 +221,9 @@ class ParameterReader:
             attributes = yield from self._until(syntax.value_open)
             if attributes.strip(WHITESPACE) and not syntax.text_attribute:
                 raise Refused
-        is_text = self._texts.get(key)
+        kinds = self._shape.member(key).kinds
         if syntax.text_attribute:
-            is_text = syntax.text_attribute in attributes
+            kinds = TEXT if syntax.text_attribute in attributes else ANY - TEXT
         if syntax.newlines:
             yield from cursor.character()
             if cursor.text[cursor.at] == "\n":
@@ -235,14 +236,10 @@ class ParameterReader:
             quoted = found == 0
             cursor.skip(len(_CDATA) if quoted else 0)
         if quoted:
-            is_text = True
-        is_json = is_text is False
-        if is_text is None:
-            yield from cursor.character()
-            # An empty value begins with its end marker, which JSON does not.
-            is_text = cursor.text[cursor.at] not in JSON_BEGINNINGS
-        close = f"]]>{syntax.close}" if quoted else syntax.close
-        yield from self._value(close, streams=is_text, is_json=is_json)
+            kinds = TEXT
+        elif "string" in kinds and kinds != TEXT:
+            kinds = yield from _narrowed(cursor, kinds)
+        yield from self._value(f"]]>{syntax.close}" if quoted else syntax.close, kinds)
 
     def _until(self, marker: str) -> Generator[None, None, str]:
         """Read until a marker, and return the text before it."""
@@ -257,12 +254,13 @@ class ParameterReader:
         cursor.skip(len(marker))
         return text
 
-    def _value(self, close: str, *, streams: bool, is_json: bool) -> Iterator[None]:
+    def _value(self, close: str, kinds: frozenset[str]) -> Iterator[None]:
         """Read a value and its end; gives text as it comes, or else JSON at the end.
 
         What must be JSON does not end within a string.
         """
         cursor, syntax = self._cursor, self._syntax
+        streams, is_json = kinds == TEXT, "string" not in kinds
         ends = (f"\n{close}", close) if syntax.newlines else (close,)
         scanner = JsonScanner()
         value = ""
@@ -293,7 +291,7 @@ class ParameterReader:
                 break
             else:
                 yield
-        cursor.give('"' if streams else as_json(value))
+        cursor.give('"' if streams else read_bare(value, kinds))
 
     def _end(self, ends: tuple[str, ...]) -> tuple[int, int]:
         """Find the first end marker: its place, or -1, and its length."""
@@ -310,6 +308,15 @@ class ParameterReader:
         return None if any(text.startswith(after) for text in texts) else False
 
 
+def _narrowed(cursor: Cursor, kinds: frozenset[str]) -> Generator[None, None, frozenset[str]]:
+    """Leave nothing but text of the kinds of a value, where its first character shows that.
+
+    An empty value begins with its end marker, as text may.
+    """
+    yield from cursor.character()
+    return TEXT if begins_text(cursor.text[cursor.at], kinds) else kinds
+
+
 _MAX_TAG = 400
 
 
@@ -319,22 +326,22 @@ class ElementReader:
     Args:
         cursor: where the text is.
         syntax: the markers.
-        texts: for each argument whether it is text, where the tool's schema determines that.
+        shape: of all the arguments.
     """
 
-    def __init__(self, cursor: Cursor, syntax: Elements, texts: Mapping[str, bool]) -> None:
+    def __init__(self, cursor: Cursor, syntax: Elements, shape: Shape) -> None:
         self._cursor = cursor
         self._syntax = syntax
-        self._texts = texts
+        self._shape = shape
 
     def read(self) -> Iterator[None]:
         """Read the arguments of one call."""
         self._cursor.give("{")
         first = yield from self._tag(self._syntax.parent)
-        yield from self._children("{}", self._syntax.parent, first, self._texts, 0)
+        yield from self._children("{}", self._syntax.parent, first, self._shape, 0)
 
     def _children(
-        self, brackets: str, parent: str, tag: str, texts: Mapping[str, bool], depth: int
+        self, brackets: str, parent: str, tag: str, shape: Shape, depth: int
     ) -> Iterator[None]:
         """Read children whose first tag has been read, up to the end of their parent."""
         cursor = self._cursor
@@ -344,7 +351,7 @@ class ElementReader:
             if not key and tag != self._syntax.item:
                 raise Refused
             cursor.give(comma + key)
-            yield from self._value(tag, texts.get(tag), depth + 1)
+            yield from self._value(tag, shape.member(tag) if key else shape.item(), depth + 1)
             tag = yield from self._tag(parent)
             comma = ", "
         cursor.give(brackets[1])
@@ -366,18 +373,18 @@ class ElementReader:
         cursor.skip(place + 1)
         return tag
 
-    def _value(self, tag: str, is_text: bool | None, depth: int) -> Iterator[None]:
+    def _value(self, tag: str, shape: Shape, depth: int) -> Iterator[None]:
         """Read the content of an element, and its end."""
         if depth > MAX_DEPTH // 2:
             raise Refused
-        nested = False if is_text else (yield from self._is_nested())
+        nested = (yield from self._is_nested()) if shape.nests else False
         if not nested:
-            yield from self._leaf(f"{self._syntax.mark}</{tag}>", is_text=bool(is_text))
+            yield from self._leaf(f"{self._syntax.mark}</{tag}>", shape.kinds)
             return
         child = yield from self._tag(tag)
         brackets = "[]" if child == self._syntax.item else "{}"
         self._cursor.give(brackets[0])
-        yield from self._children(brackets, tag, child, {}, depth)
+        yield from self._children(brackets, tag, child, shape, depth)
 
     def _is_nested(self) -> Generator[None, None, bool]:
         """Whether an element holds others: then the first one comes, after whitespace."""
@@ -391,9 +398,12 @@ class ElementReader:
                 return False
             yield
 
-    def _leaf(self, end: str, *, is_text: bool) -> Iterator[None]:
+    def _leaf(self, end: str, kinds: frozenset[str]) -> Iterator[None]:
         """Read content without elements: text as it arrives, or else JSON at the end."""
         cursor = self._cursor
+        if "string" in kinds and kinds != TEXT:
+            kinds = yield from _narrowed(cursor, kinds)
+        is_text = kinds == TEXT
         value = ""
         cursor.give('"' if is_text else "")
         while True:
@@ -409,4 +419,4 @@ class ElementReader:
                 cursor.give(value)
             yield
         cursor.skip(len(end))
-        cursor.give('"' if is_text else as_json(value))
+        cursor.give('"' if is_text else read_bare(value, kinds))

@@ -21,7 +21,7 @@ from trioserve.chat.formats.syntax import (
     first_of,
     held_back,
 )
-from trioserve.chat.grammar.schemas import texts_of
+from trioserve.chat.grammar.kinds import Shape, shapes_of
 from trioserve.chat.json_scanner import WHITESPACE, State
 from trioserve.chat.params import name_of
 from trioserve.chat.parse.channels import ChannelParser
@@ -31,7 +31,7 @@ from trioserve.chat.parse.message import (
     new_call_id,
     new_short_id,
 )
-from trioserve.chat.parse.reader import CallReader, Texts
+from trioserve.chat.parse.reader import CallReader
 from trioserve.errors import InvalidRequestError
 from trioserve.thinking import ThinkingPlaces
 from trioserve.types import Thinking, TokenId
@@ -48,12 +48,12 @@ class MarkerParser(MessageParser):
         *,
         parse_tools: bool,
         prompt_tail: str,
-        texts: Texts,
+        shapes: Mapping[str, Shape],
         names: frozenset[str],
         is_formatted: bool,
     ) -> None:
         super().__init__(reasoning_format, new_id)
-        self._texts, self._names = texts, names
+        self._shapes, self._names = shapes, names
         self._tools: ToolCalls | None = format.tool_calls if parse_tools else None
         starts = self._tools.starts if self._tools is not None else ()
         self._dropped = () if is_formatted else format.dropped
@@ -222,7 +222,7 @@ class MarkerParser(MessageParser):
         assert self._tools is not None
         self._fresh = False
         self._raw, self._n_begun = self._drop(count), count
-        self._reader = CallReader((*opening, *self._tools.call), self._texts)
+        self._reader = CallReader((*opening, *self._tools.call), self._shapes)
         self._started = False
         self._closed = 0
         self._step = self._in_call
@@ -350,7 +350,7 @@ def message_parser(
         new_id,
         parse_tools=parse_tools,
         prompt_tail=prompt_tail,
-        texts=texts_of(tools) if tools else {},
+        shapes=shapes_of(tools),
         names=frozenset(map(name_of, tools)),
         is_formatted=is_formatted,
     )

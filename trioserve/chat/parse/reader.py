@@ -25,6 +25,7 @@ from trioserve.chat.formats.syntax import (
     first_of,
     held_back,
 )
+from trioserve.chat.grammar.kinds import ANYTHING, Shape
 from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
 from trioserve.chat.parse.arguments import ElementReader, LiteralReader, ParameterReader
 from trioserve.chat.parse.cursor import (
@@ -34,9 +35,6 @@ from trioserve.chat.parse.cursor import (
     Refused,
     is_text,
 )
-
-#: For each tool and parameter, whether it is text, where the tools' schemas determine that.
-Texts = Mapping[str, Mapping[str, bool]]
 
 _MAX_NAME = 200
 _NO_NAME = re.compile(r"[\s<>{}()\[\]\"'`]")
@@ -58,11 +56,11 @@ class CallReader:
     Or else it turns out to be content, and `is_content` is set; then `take` gives that.
     """
 
-    def __init__(self, steps: tuple[Step, ...], texts: Texts) -> None:
+    def __init__(self, steps: tuple[Step, ...], shapes: Mapping[str, Shape]) -> None:
         self.state = State.OPEN
         self.is_content = False
         self._cursor = Cursor()
-        self._texts = texts
+        self._shapes = shapes
         self._run = self._steps(steps)
 
     @property
@@ -74,6 +72,10 @@ class CallReader:
     def unread(self) -> str:
         """What has been read, but is in neither `name` nor what `take` gave."""
         return self._cursor.loose
+
+    @property
+    def _shape(self) -> Shape:
+        return self._shapes.get(self.name or "", ANYTHING)
 
     def take(self) -> str:
         """Give the arguments that have come since the last time."""
@@ -118,11 +120,11 @@ class CallReader:
             case JsonCall():
                 return self._json_call(step)
             case Parameters():
-                return ParameterReader(cursor, step, self._texts.get(self.name or "", {})).read()
+                return ParameterReader(cursor, step, self._shape).read()
             case Literals():
                 return LiteralReader(cursor, step).read()
             case Elements():
-                return ElementReader(cursor, step, self._texts.get(self.name or "", {})).read()
+                return ElementReader(cursor, step, self._shape).read()
             case JsonContent():
                 return self._said()
             case Choice():

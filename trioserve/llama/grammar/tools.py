@@ -20,6 +20,7 @@ import attrs
 from llguidance import LLMatcher
 
 from trioserve.chat.grammar.arguments import load_step, write_any_arguments, write_arguments
+from trioserve.chat.grammar.kinds import Shape
 from trioserve.chat.grammar.plain import plain
 from trioserve.chat.grammar.regular import as_pattern
 from trioserve.chat.grammar.relaxed import as_sent, ladder
@@ -30,7 +31,6 @@ from trioserve.chat.grammar.schemas import (
     Rules,
     choice,
     quoted,
-    texts_in,
 )
 from trioserve.errors import InvalidRequestError, OutputError
 from trioserve.llama.grammar import trial
@@ -74,6 +74,11 @@ class _Function:
         """The schema of its arguments. Raises InvalidRequestError if it is none."""
         schema = plain(self.schema, strict=self.strict)
         return as_sent(Part(schema, schema, self.param))
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What its reader knows of its arguments."""
+        return Shape(self.schema, self.schema)
 
     @cached_property
     def is_long(self) -> bool:
@@ -253,7 +258,7 @@ class ToolGrammar:
             if error.param:
                 raise
             rules = Rules()
-            write_arguments(rules, self._step, part, texts_in(function.schema))
+            write_arguments(rules, self._step, part, function.shape)
             for entry in rules.parts("")["schemas"].values():
                 self._explain_entry(entry)
             raise UnusableError(str(error), param=function.param) from error
@@ -269,7 +274,7 @@ class ToolGrammar:
     def _alone(self, part: Part, function: _Function) -> str:
         """Write the arguments of a function and nothing else."""
         rules = Rules("_")
-        body = write_arguments(rules, self._step, part, texts_in(function.schema))
+        body = write_arguments(rules, self._step, part, function.shape)
         return self._written(rules.parts(rules.rule(body)))
 
     def _lark(self, functions: frozenset[int]) -> str:
@@ -302,13 +307,13 @@ class ToolGrammar:
         if index not in self._settled:
             try:
                 part = function.as_sent
-                write_arguments(Rules(), self._step, part, texts_in(function.schema))
+                write_arguments(Rules(), self._step, part, function.shape)
             except InvalidRequestError:
                 self._settle(index)
         part = self._settled.get(index, part)
         if part is None:
             return rules.rule(write_any_arguments(rules, self._step))
-        return rules.rule(write_arguments(rules, self._step, part, texts_in(function.schema)))
+        return rules.rule(write_arguments(rules, self._step, part, function.shape))
 
     def _written(self, parts: Mapping[str, Any]) -> str:
         return as_lark(parts, self._control, self._ends, self._options)
