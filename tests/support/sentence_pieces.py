@@ -22,13 +22,16 @@ _MERGED = (
 _LETTERS = string.ascii_letters + string.digits + string.punctuation + _MARK
 
 
-def write_sentence_pieces(path: Path, **metadata: Any) -> Path:
+def write_sentence_pieces(
+    path: Path, *, defined: tuple[str, ...] = USER_DEFINED, **metadata: Any
+) -> Path:
     """Write a model whose vocabulary puts a space before each text.
 
     Line breaks, and most of what is not ASCII, have no tokens but those of their bytes. `metadata`
     is that of `write_model`: `add_space_prefix=False`, for one, makes it a vocabulary as Gemma's.
+    `defined` are the tokens of kind "user-defined".
     """
-    _write_tokens(path, "llama", [f"<0x{byte:02X}>" for byte in range(256)])
+    _write_tokens(path, "llama", [f"<0x{byte:02X}>" for byte in range(256)], defined)
     return write_model(path, path, **metadata)
 
 
@@ -38,10 +41,12 @@ def write_unigrams(path: Path) -> Path:
     return write_model(path, path, add_space_prefix=True)
 
 
-def _write_tokens(path: Path, kind: str, of_bytes: list[str]) -> None:
+def _write_tokens(
+    path: Path, kind: str, of_bytes: list[str], defined: tuple[str, ...] = USER_DEFINED
+) -> None:
     writer = gguf.GGUFWriter(str(path), "llama")
     normal = [*_LETTERS, *_MERGED]
-    tokens = [*_SPECIAL, *of_bytes, *USER_DEFINED, *normal]
+    tokens = [*_SPECIAL, *of_bytes, *defined, *normal]
     kinds = gguf.TokenType
     writer.add_tokenizer_model(kind)
     writer.add_tokenizer_pre("default")
@@ -54,7 +59,7 @@ def _write_tokens(path: Path, kind: str, of_bytes: list[str]) -> None:
             kinds.UNKNOWN,
             *[kinds.CONTROL] * 2,
             *[kinds.BYTE] * len(of_bytes),
-            *[kinds.USER_DEFINED] * len(USER_DEFINED),
+            *[kinds.USER_DEFINED] * len(defined),
             *[kinds.NORMAL] * len(normal),
         ]
     )

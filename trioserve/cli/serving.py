@@ -302,7 +302,7 @@ def advise(server: Server) -> None:
     if model.has_chat_template is False:
         _log.warning(
             "the model file has no chat template: it may be a base model, whose answers to chats "
-            "make no sense; set --chat-template if the model has another one than ChatML"
+            "make no sense; set --chat-template if the model has one"
         )
 
 

@@ -324,9 +324,9 @@ class Outputs:
         It is 0 for requests that look at every token.
         """
         task, params = request.task, request.task.params
-        if request.indent_stop or request.reasoning or task.preserved_tokens or params.n_probs:
+        if request.indent_stop or not request.is_free or task.preserved_tokens or params.n_probs:
             return 0
-        if params.stop or params.t_max_predict_ms:
+        if params.stop or task.turn_ends or params.t_max_predict_ms:
             return 0
         n_keys, max_tokens = self._n_ctx_seq, self._max_tokens(request)
         if max_tokens >= 0:

@@ -99,7 +99,7 @@ class RequestState(QueuedRequest):
         self.keys = list(task.prompt.keys)
         self.n_prompt = len(task.prompt)
         self.is_background = task.priority < 0
-        self.text = Detokenizer(params.stop)
+        self.text = Detokenizer((*params.stop, *task.turn_ends))
         self.indent_stop = IndentStop(params.n_indent) if params.n_indent else None
         self.reasoning = ReasoningTracker(task.budget) if task.budget is not None else None
         self.close_thinking()  # a budget of 0 may be used up by the prompt
@@ -242,10 +242,13 @@ class RequestState(QueuedRequest):
     def finished(self, slot_id: int) -> Finished:
         """Describe the end of the output in a slot."""
         assert self.finish_reason is not None
+        task, reason, word = self.task, self.finish_reason, self.text.stopping_word
+        if word in task.turn_ends and word not in task.params.stop:
+            reason, word = FinishReason.EOS, ""
         return Finished(
-            task_id=self.task.id,
-            reason=self.finish_reason,
-            stopping_word=self.text.stopping_word,
+            task_id=task.id,
+            reason=reason,
+            stopping_word=word,
             timings=self.timings(),
             truncated=self.truncated,
             slot_id=slot_id,

@@ -10,6 +10,7 @@ import attrs
 from trioserve.chat.params import ChatParams
 from trioserve.chat.parse.parser import preserved_tokens
 from trioserve.chat.template.builtin import CHATML, LegacyTemplate, source_of
+from trioserve.chat.template.plain import plain_for
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
@@ -98,6 +99,9 @@ class LoadedModel:
             ModelLoadError: the chat template cannot be used.
         """
         info, vocab = engine.info, engine.vocab
+        has_template = bool(config.chat_template or info.chat_template)
+        if not has_template:
+            info = attrs.evolve(info, chat_template=_fallback(vocab, config))
         try:
             template = template_of(info, config)
             preserved = preserved_tokens(template.format, vocab.control, vocab.names)
@@ -108,7 +112,6 @@ class LoadedModel:
         if config.reasoning == "auto" and template.capabilities.thinking.is_flag:
             variables.setdefault("enable_thinking", True)
         pooling = engine.pooling if isinstance(engine, EmbeddingEngine) else None
-        has_template = bool(config.chat_template or info.chat_template)
         return cls(
             info=info,
             names=(info.name, *config.aliases),
@@ -223,6 +226,17 @@ def _context_advice(engine: EngineLoop, config: Config) -> str | None:
         f"divides the context of {n_ctx}; for longer ones, set a smaller --parallel or "
         "--kv-unified."
     )
+
+
+def _fallback(vocab: Vocab, config: Config) -> str:
+    """Choose the template of a model that has none: ChatML if it has the tokens, or plain text."""
+
+    def tokens(text: str) -> Sequence[TokenId]:
+        return vocab.tokenize(text, is_fragment=True)
+
+    if not config.jinja or all(len(tokens(f"<|im_{mark}|>")) == 1 for mark in ("start", "end")):
+        return CHATML
+    return plain_for(lambda text: vocab.detokenize(tokens(text)).strip() == text.encode())
 
 
 def template_of(info: ModelInfo, config: Config) -> ChatTemplate:

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from trioserve.chat.template.builtin import CHATML
 from trioserve.engine.backend import Drafter, MediaPiece
 from trioserve.errors import (
     DecodeInterruptedError,
@@ -151,7 +152,7 @@ class ScriptedBackend:
     cuttable: int = 0
     window: int = 0
     sliding_window: int = 0
-    chat_template: str | None = None
+    chat_template: str | None = CHATML
     adapters: Sequence[AdapterInfo] = ()
     drafters: Sequence[Drafter] = ()
     projector: ScriptedProjector | None = None

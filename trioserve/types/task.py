@@ -202,6 +202,8 @@ class Task:
     #: Whether the name of the token that ends the output is a part of its text, too.
     special: bool = False
     budget: ThinkingBudget | None = None
+    #: Texts that end the output as a token that ends it does.
+    turn_ends: tuple[str, ...] = ()
 
     @property
     def priority(self) -> int:

@@ -1,6 +1,6 @@
 """Templates for models that bring none: by name, as Jinja, or those that llama.cpp has in C++.
 
-The names are llama.cpp's. Each template is a file in `templates`.
+The names are llama.cpp's, and "plain". Each template is a file in `templates`.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from trioserve.chat.messages import documents_in
 from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.chat.parse.parser import message_parser, thinking_of
 from trioserve.chat.template.continuation import continued_prompt_tail
+from trioserve.chat.template.plain import turn_ends
 from trioserve.engine import Engine
 from trioserve.errors import InvalidRequestError, UnavailableError, UnsupportedFieldError
 from trioserve.fair_limiter import FairLimiter, ThreadTime, Workers
@@ -175,6 +176,7 @@ class TextGenerator:
         self._prompt_log: PromptLog | None = None
         if self._config.log_prompts_dir:
             self._prompt_log = PromptLog(self._config.log_prompts_dir, self.model.vocab)
+        self._turn_ends = turn_ends(self.model.template.source)
         #: Control tokens whose names appear in every output.
         self._shown = frozenset(self.model.vocab.control if self._config.special else ())
         #: The threads that compile grammars. Cancelled callers leave theirs running.
@@ -225,6 +227,7 @@ class TextGenerator:
         *,
         preserved_tokens: frozenset[TokenId] = frozenset(),
         budget: ThinkingBudget | None = None,
+        turn_ends: tuple[str, ...] = (),
     ) -> list[Task]:
         """Make the tasks of `n` outputs of a prompt.
 
@@ -236,6 +239,7 @@ class TextGenerator:
             root: of what may share its cache, without adapters.
             preserved_tokens: control tokens whose names appear in the output.
             budget: the limit of reasoning.
+            turn_ends: see `Task`.
         """
         if params.lora or self._adapters.infos:
             root = root._replace(adapters=self._adapters.choose(params.lora))
@@ -254,6 +258,7 @@ class TextGenerator:
                 preserved_tokens=preserved_tokens | self._shown,
                 special=bool(self._shown),
                 budget=budget,
+                turn_ends=turn_ends,
                 root=root,
             )
             for copy in copies_of(params, n)
@@ -338,6 +343,7 @@ class TextGenerator:
             root,
             preserved_tokens=self.model.preserved_tokens,
             budget=await self._budget(thinking, chat),
+            turn_ends=self._turn_ends,
         )
         assert chat.reasoning_format is not None
         opening = ChatOpening(

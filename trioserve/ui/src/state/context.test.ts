@@ -5,7 +5,7 @@ import "../testing/browser";
 import { chatFor, messageFor } from "../testing/messages";
 import type { Message } from "../types";
 import { cutOf, sentOf, systemWith } from "./context";
-import { titleIn } from "./titles";
+import { canTitle, titleIn } from "./titles";
 
 /** A path of questions and answers with so much text each. */
 const pathOf = (...sizes: number[]): Message[] =>
@@ -50,4 +50,9 @@ test("a title is the first line of what the model wrote, without marks around it
     ["a".repeat(100), `${"a".repeat(80)}…`],
   ];
   for (const [written, title] of cases) assert.equal(titleIn(written), title);
+});
+
+test("a toy and a model without a template write no titles", () => {
+  assert.deepEqual([{ toy: false }, { toy: false, hasTemplate: true }].map(canTitle), [true, true]);
+  assert.deepEqual([{ toy: true }, { toy: false, hasTemplate: false }].map(canTitle), [false, false]);
 });

@@ -4,7 +4,7 @@ import { computed, effect } from "@preact/signals";
 
 import { ServerError } from "../server/api";
 import { pauseFor } from "../server/wake";
-import type { Chat, Message } from "../types";
+import type { Chat, Message, Model } from "../types";
 import { isBusy } from "./activity";
 import { modelOf } from "./choice";
 import { ask } from "./context";
@@ -41,7 +41,12 @@ const next = computed<Chat | null>(() => {
 function canAsk(chat: Chat): boolean {
   const name = modelOf(chat);
   const model = models.value.find(({ id, aliases }) => id === name || aliases.includes(name));
-  return model?.status === "loaded" && !model.toy; // whose titles are not worth reading
+  return model?.status === "loaded" && canTitle(model);
+}
+
+/** Whether the titles of a model are worth reading: a toy and a base model, which has no template, write none. */
+export function canTitle({ toy, hasTemplate }: Pick<Model, "toy" | "hasTemplate">): boolean {
+  return !toy && hasTemplate !== false;
 }
 
 /** Write titles from now on. Another request ends it, of this page or of another client; then it waits again. */
