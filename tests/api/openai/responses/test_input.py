@@ -68,7 +68,7 @@ def test_what_the_assistant_did_is_one_message() -> None:
             "encrypted_content": "",
         },
         {"type": "message", "role": "assistant", "content": "Let me see."},
-        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"a": 1}'},
+        {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"a": 1'},
         {"type": "reasoning", "summary": parts("summary_text", "And again.")},
         {"type": "function_call", "call_id": "c2", "name": "weather", "arguments": ""},
         {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
@@ -83,7 +83,7 @@ def test_what_the_assistant_did_is_one_message() -> None:
             "content": "Let me see.",
             "reasoning_content": "Hm.\nAnd again.",
             "tool_calls": [
-                {**call, "id": "c1", "function": {"name": "weather", "arguments": '{"a": 1}'}},
+                {**call, "id": "c1", "function": {"name": "weather", "arguments": '{"a": 1'}},
                 {**call, "id": "c2", "function": {"name": "weather", "arguments": "{}"}},
             ],
         },
@@ -258,7 +258,6 @@ ITEMS: list[tuple[Any, str, str | None]] = [
         ".content[0].type",
         "is 'input_image'; it must be one of output_text, input_text, refusal.",
     ),
-    ({**CALL, "arguments": "[1"}, ".arguments", "must be the text of a JSON object."),
     ({"type": "function_call_output", "output": "x"}, ".call_id", "is required."),
     ({"type": "reasoning", "summary": "x"}, ".summary", "must be a list of parts."),
 ]
