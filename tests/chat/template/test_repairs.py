@@ -107,6 +107,13 @@ def test_turns_that_alternate() -> None:
     ]
 
 
+def test_a_reminder_after_a_result_is_tagged_once() -> None:
+    made = History().say("user").call("f").results().say("system").messages
+    reminded = [message for _, message in repaired("later-system-messages", made)]
+    (*_, (_, result)) = repaired("alternating", reminded)
+    assert result["content"] == "text02x\n\n<system-reminder>\ntext03x\n</system-reminder>"
+
+
 def test_places_are_those_of_the_request() -> None:
     made = History().say("system", "developer", "user", "system")
     assert [place for place, _ in repaired("one-system-message", made.messages)] == [0, 2, 3]

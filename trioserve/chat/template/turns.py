@@ -22,6 +22,7 @@ FILLER = "Hello."
 
 #: Marks what another role than the user says in a message of the user.
 _TAGGED = "<{0}>\n{1}\n</{0}>"
+_REMINDER = "system-reminder"
 
 
 # -- tools and calls as text
@@ -281,7 +282,8 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 def _tagged(tag: str, content: Any) -> Any:
     """Mark a content as that of another role."""
     if isinstance(content, str):
-        return _TAGGED.format(tag, content)
+        is_tagged = content.startswith(f"<{_REMINDER}>")
+        return content if is_tagged else _TAGGED.format(tag, content)
     begin, end = _TAGGED.split("{1}")
     return [*_parts(begin.format(tag)), *content, *_parts(end.format(tag))]
 
@@ -303,7 +305,7 @@ def later_system_messages(turns: Turns) -> Turns:
     return [
         *turns[:n],
         *(
-            (place, {"role": "user", "content": _tagged("system-reminder", one["content"])})
+            (place, {"role": "user", "content": _tagged(_REMINDER, one["content"])})
             if _is_system(one)
             else (place, one)
             for place, one in turns[n:]
