@@ -474,6 +474,17 @@ _NAMED = (
         prompt="<|end|><|start|>assistant",
     ),
     Writer(
+        format=families.MUSE_GLIMMER,
+        write_calls=Pattern(
+            "<|start|>assistant to=NAME<|message|><atem:function_calls>\n"
+            '<atem:invoke name="NAME">\nINPUT</atem:invoke>\n</atem:function_calls><|eom|>',
+            '<atem:parameter name="KEY">VALUE</atem:parameter>\n',
+        ),
+        reasoning=" to=self<|message|>{}<|eom|>",
+        content="<|start|>assistant to=user<|message|>{}<|eom|>",
+        prompt="<|eot|><|start|>assistant",
+    ),
+    Writer(
         format=families.FUNCTIONARY_3_2,
         write_calls=Pattern(">>>NAME\nINPUT"),
         content=">>>all\n{}",

@@ -42,7 +42,7 @@ NAMED = {
     "meta-llama-Llama-3.2-3B-Instruct": "llama-3",
     "meta-llama-Llama-3.3-70B-Instruct": "llama-3",
     "microsoft-Phi-3.5-mini-instruct": "plain",
-    "muse-glimmer": "plain",
+    "muse-glimmer": "muse-glimmer",
     "openai-gpt-oss-120b": "harmony",
     "openbmb-MiniCPM5-1B": "minicpm-5",
     "unsloth-Apriel-1.5": "apriel",
@@ -66,7 +66,6 @@ ODD = {
     "NVIDIA-Nemotron-Nano-v2": lambda history: history.content,  # in another message
     "llama-cpp-deepseek-r1": lambda history: history.content,  # without the calls
     "openai-gpt-oss-120b": lambda history: history.content,  # as reasoning
-    "muse-glimmer": lambda _: True,
 }
 
 

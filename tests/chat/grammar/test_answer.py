@@ -71,10 +71,11 @@ def test_what_follows_a_marker_is_read(backend: LlamaBackend, name: str) -> None
     assert not grammar.required
     for trigger in triggers:
         for seed, rest in enumerate(texts(backend, grammar, 1, writer.format)):
-            begin = "Well.\n" if writer.format.channels is None else ""
-            text = begin + trigger + rest
+            said = "Well.\n" if writer.format.channels is None else ""
+            header = " to=f<|message|>" if name == "muse-glimmer" else ""
+            text = said + header + trigger + rest
             message = read(text, writer.format, TOOLS, tail)
-            assert message.content.strip() == begin.strip(), text
+            assert message.content.strip() == said.strip(), text
             check_calls(message, TOOLS, parallel=False)
             assert read(text, writer.format, TOOLS, tail, split(text, seed)) == message
 
@@ -100,7 +101,7 @@ def test_what_models_write_is_allowed(backend: LlamaBackend, name: str) -> None:
         text = text.removeprefix("<|begin|>assistant").removesuffix("<|close|>message<|sep|>")
         text = text.removesuffix("\n</answer>")
         grammar = constrain(writer.format, TOOLS, REQUIRED, parallel=True, prompt_tail=tail)
-        tokens = backend.vocab.tokenize(text.removesuffix("<|call|>"))
+        tokens = backend.vocab.tokenize(text.removesuffix("<|call|>").removesuffix("<|eom|>"))
         matcher = compiled(backend, grammar)._matcher.deep_copy()
         taken = matcher.validate_tokens([*tokens, min(backend.vocab.end_of_generation)])
         assert taken == len(tokens) + 1, text
@@ -135,6 +136,7 @@ def test_an_answer_is_calls_or_json(backend: LlamaBackend, name: str) -> None:
     )
     ends = {
         "harmony": "<|channel|>final<|message|>5",
+        "muse-glimmer": " to=user<|message|>5",
         "functionary-3.2": "all\n5",
     }
     matcher = compiled(backend, grammar)._matcher

@@ -301,6 +301,36 @@ HARMONY = ChatFormat(
         answer=(("<|channel|>final",), ("<|message|>",)),
     ),
 )
+MUSE_GLIMMER = ChatFormat(
+    mentions=("<atem:function_calls>", "<|start|>", "<|message|>"),
+    channels=Channels(
+        start="<|start|>",
+        message="<|message|>",
+        ends=("<|eom|>", "<|eot|>"),
+        call=r"\bto=(?!(?:self|user)\b)([\w.-]+)",
+        reasoning=r"\bto=self\b",
+        content=r"\bto=user\b",
+        call_header=" to={}",
+        content_header=" to=user",
+        role="assistant",
+        thinking=Reasoning(" to=self<|message|>", "<|eom|>"),
+        answer=((" to=user",), ("<|message|>",)),
+        body=(
+            Marker("<atem:function_calls>"),
+            Marker('<atem:invoke name="'),
+            *_name_to('">'),
+            Parameters(
+                open='<atem:parameter name="',
+                key_end='">',
+                close="</atem:parameter>",
+                ends=("</atem:invoke>",),
+            ),
+            Maybe(("</atem:invoke>",)),
+            Maybe(("</atem:function_calls>",)),
+        ),
+        between="<|eom|>",
+    ),
+)
 FUNCTIONARY_3_2 = ChatFormat(
     mentions=(">>>all",),
     channels=Channels(
@@ -349,7 +379,8 @@ PHI4_MINI = ChatFormat(
 
 #: Formats that are not derived. The first one that fits a template is its format.
 SPECIAL: Mapping[str, ChatFormat] = {
-    "harmony": HARMONY, "functionary-3.2": FUNCTIONARY_3_2, "kimi-k3": KIMI_K3,
+    "harmony": HARMONY, "muse-glimmer": MUSE_GLIMMER, "functionary-3.2": FUNCTIONARY_3_2,
+    "kimi-k3": KIMI_K3,
     "minimax-m3": MINIMAX_M3, "minimax-m1": MINIMAX_M1, "nemotron-nano-v2": NEMOTRON_V2,
     "apriel": APRIEL, "functionary-3.1": FUNCTIONARY_3_1, "apertus": APERTUS, "gemma-4": GEMMA4,
     "gigachat-3": GIGACHAT, "solar-open": SOLAR, "minicpm-5": MINICPM5, "llama-3": LLAMA3,

@@ -191,7 +191,7 @@ class Channels:
     """Output that is a row of messages, each of a header and a body.
 
     A header stands between `start` and `message`. Regular expressions say where the body goes: a
-    header with `call`, whose first group is the name of the function, has its arguments; one with
+    header with `call`, whose first group is the name of the function, has a call; one with
     `reasoning` has that. With `content` too the header is dropped, but stays with any other.
 
     `thinking` are the texts around reasoning. One of each of `answer` comes, in this order, before
@@ -210,6 +210,8 @@ class Channels:
     role: str = ""
     thinking: Reasoning | None = None
     answer: tuple[tuple[str, ...], ...] = ()
+    body: tuple[Step, ...] = (JsonArguments(),)  # of a call
+    between: str = ""  # what ends a call that another one follows; else a call is the last message
 
 
 @attrs.frozen(kw_only=True)

@@ -5,26 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, assert_never
+from typing import Any
 
 import attrs
 
 from trioserve.chat.formats.syntax import (
     Channels,
     ChatFormat,
-    Choice,
     Elements,
-    Ignore,
     JsonArguments,
     JsonCall,
-    JsonContent,
     Literals,
     Marker,
-    Maybe,
     Name,
-    OneOf,
     Parameters,
     QuotedName,
     Step,
@@ -34,7 +29,6 @@ from trioserve.chat.formats.syntax import (
 from trioserve.chat.grammar.arguments import ArgumentsStep, dump_step
 from trioserve.chat.grammar.schemas import (
     ANYTHING,
-    ARGUMENTS,
     MAX_DEPTH,
     NAME,
     Part,
@@ -44,6 +38,7 @@ from trioserve.chat.grammar.schemas import (
     quoted,
     sequence,
 )
+from trioserve.chat.grammar.steps import StepWriter, chosen
 from trioserve.chat.params import ToolChoice, name_of
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Grammar, Thinking
@@ -71,10 +66,6 @@ def after_thinking(
 
 _WRITABLE_NAME = re.compile(r"[^\s<>{}()\[\]\"'`]{1,200}")
 _COUNTED_NAME = re.compile(r".*:[0-9]+", re.DOTALL)
-#: An id, and what may stand around it: ``" index="1``.
-_ID = r"/[A-Za-z0-9_ \"=.:\-]{0,64}/"
-#: The value of a member that clients do not need.
-_IGNORED = r"/\"[A-Za-z0-9_\-]{0,64}\"|0|[1-9][0-9]{0,8}/"
 _NO_ARGUMENTS: dict[str, Any] = {
     "type": "object",
     "properties": {},
@@ -133,17 +124,6 @@ def functions_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list
     return found
 
 
-def _chosen(steps: Sequence[Step]) -> list[Step]:
-    """Take those steps of each choice that a grammar has."""
-    chosen: list[Step] = []
-    for step in steps:
-        if isinstance(step, Choice):
-            chosen += _chosen(step.otherwise if step.writes_others else step.steps)
-        else:
-            chosen.append(step)
-    return chosen
-
-
 def _written(step: Name | QuotedName | JsonCall, function: Function) -> str:
     """Write the name of a function.
 
@@ -170,7 +150,7 @@ def _arguments_of(step: Step) -> ArgumentsStep | None:
 def _texts_before(syntax: ToolCalls, steps: Sequence[Step]) -> list[str]:
     """Find the texts that may stand before a name; none if it is known by its quotes or prefix."""
     if isinstance(steps[0], Name):
-        opening = [text for step in _chosen(syntax.opening) for text in texts_in(step)]
+        opening = [text for step in chosen(syntax.opening) for text in texts_in(step)]
         return [*syntax.starts, *opening, *syntax.between, *(one or "\n" for one in syntax.again)]
     for before, step in itertools.pairwise(steps):
         if isinstance(step, Name) and not step.prefix and isinstance(before, Marker):
@@ -297,14 +277,14 @@ def _schema_of(answer: Grammar) -> Any:
     return schema
 
 
-class _MarkerWriter:
+class _MarkerWriter(StepWriter):
     """Writes messages whose calls stand between markers, in groups."""
 
     def __init__(self, syntax: ToolCalls, functions: list[Function], parallel: bool) -> None:
-        self._rules = Rules()
+        super().__init__()
         self._syntax = syntax
         self._parallel = parallel
-        steps = _chosen(syntax.call)
+        steps = chosen(syntax.call)
         readers = [_arguments_of(step) for step in steps]
         self._arguments = next(step for step in readers if step is not None)
         self._before = _texts_before(syntax, steps)
@@ -403,7 +383,7 @@ class _MarkerWriter:
         syntax, space = self._syntax, self._rules.space
         if not self._parallel or not (syntax.between or syntax.again):
             return ""
-        gap = space if isinstance(_chosen(syntax.call)[0], Name) else ""
+        gap = space if isinstance(chosen(syntax.call)[0], Name) else ""
         ways = [
             sequence(space, self._rules.marker(text), gap, self._call) for text in syntax.between
         ]
@@ -427,93 +407,25 @@ class _MarkerWriter:
 
     def _any_call(self, steps: Sequence[Step]) -> str:
         """Write the steps of a call of any of the functions."""
-        call = sequence(*self._steps(_chosen(steps)))
+        call = sequence(*self._steps(chosen(steps)))
         return self._rules.calls(call) if NAME in call else self._rules.rule(call)
 
     def _opening(self, steps: Sequence[Step]) -> str:
         """Write the steps before the first call."""
-        return sequence(*self._steps(_chosen(steps)))
-
-    def _steps(self, steps: Sequence[Step]) -> Iterator[str]:
-        before: Step | None = None
-        for step in steps:
-            joined = isinstance(step, Marker) and isinstance(before, Name | Ignore)
-            if not joined and not isinstance(step, Name | Ignore | Literals):
-                yield self._rules.space
-            yield self._step(step, before)
-            before = step
-
-    def _step(self, step: Step, before: Step | None) -> str:
-        rules = self._rules
-        match step:
-            case Marker(text):
-                return rules.marker(text)
-            case OneOf(texts) | Maybe(texts):
-                return choice(rules.marker(text) for text in texts)
-            case Ignore():
-                return self._ignored(step, before)
-            case Name():
-                return self._name(step)
-            case QuotedName():
-                return NAME
-            case JsonCall():
-                return self._json_call(step)
-            case JsonArguments() | Parameters() | Literals() | Elements():
-                return ARGUMENTS
-            case JsonContent() | Choice():
-                raise AssertionError("these steps are no part of a call")
-        assert_never(step)
-
-    def _name(self, step: Name) -> str:
-        counter = self._rules.rule("/:[0-9]{1,3}/") if step.counted else ""
-        blanks = [text for text in step.until if not text.strip()]
-        end = choice(map(quoted, blanks)) if blanks else ""
-        return sequence(NAME, counter, end)
-
-    def _ignored(self, step: Ignore, before: Step | None) -> str:
-        """Write text that is ignored. After a name it begins with the end of the name."""
-        free = self._rules.rule(_ID)
-        if not isinstance(before, Name):
-            return free
-        ways = [
-            "" if text in step.until else sequence(self._rules.marker(text), free)
-            for text in before.until
-        ]
-        written = choice(way for way in ways if way)
-        return f"({written})?" if "" in ways else written
-
-    def _json_call(self, step: JsonCall) -> str:
-        """Write a call as an object, with members that say nothing before or after the others."""
-        rules, space = self._rules, self._rules.space
-        colon = rules.rule(f'{space} ":" {space}')
-        comma = rules.rule(f'{space} "," {space}')
-        name = sequence(choice(quoted(f'"{key}"') for key in step.name_keys), colon, NAME)
-        keys = choice(quoted(f'"{key}"') for key in step.arguments_keys)
-        pair = rules.calls(sequence(name, comma, keys, colon, ARGUMENTS))
-        ways = []
-        for places in itertools.product("-<>", repeat=len(step.ignored_keys)):
-            members = dict.fromkeys("<>", "")
-            for key, place in zip(step.ignored_keys, places, strict=True):
-                member = sequence(quoted(f'"{key}"'), colon, rules.rule(_IGNORED))
-                if place == "<":
-                    members["<"] = sequence(members["<"], member, comma)
-                elif place == ">":
-                    members[">"] = sequence(members[">"], comma, member)
-            ways.append(sequence(members["<"], pair, members[">"]))
-        return sequence('"{"', space, choice(ways), space, '"}"')
+        return sequence(*self._steps(chosen(steps)))
 
 
-class _ChannelWriter:
+class _ChannelWriter(StepWriter):
     """Writes rows of messages; calls are messages, too."""
 
     def __init__(
         self, channels: Channels, functions: list[Function], parallel: bool, opened: bool
     ) -> None:
+        super().__init__()
         self._channels = channels
         self._functions = functions
-        self._rules = Rules()
-        # If messages have an end marker, a call is the last one.
-        self._parallel = parallel and not channels.ends
+        # If messages have an end marker, a call is the last one, unless that is between calls.
+        self._parallel = parallel and (not channels.ends or bool(channels.between))
         self._open = opened
         for function in functions:
             if not _CHANNEL_NAME.fullmatch(function.name) or function.name == "all":
@@ -521,8 +433,13 @@ class _ChannelWriter:
 
     def _grammar(self, start: str, **fields: Any) -> Grammar:
         named = [(function, function.name) for function in self._functions]
-        before = [self._channels.call_header.split("{}")[0] or self._channels.start]
-        return _grammar(self._rules, start, JsonArguments(), named, before, **fields)
+        channels = self._channels
+        before = [channels.call_header.split("{}")[0] or channels.start]
+        for mark, following in itertools.pairwise(channels.body):
+            before += texts_in(mark) if isinstance(following, Name) else ()
+        found = map(_arguments_of, channels.body)
+        step = next(one for one in found if one is not None)
+        return _grammar(self._rules, start, step, named, before, **fields)
 
     @property
     def _next(self) -> str:
@@ -544,15 +461,17 @@ class _ChannelWriter:
                 NAME,
                 f"({rules.marker(after)})?" if after else "",
                 rules.marker(channels.message),
-                rules.space,
-                ARGUMENTS,
+                *self._steps(channels.body),
             )
         )
         return call if rest or not before else sequence(rules.marker(before), call)
 
     def _calls(self, first: str) -> str:
-        more = f"({self._rules.space} {self._next} {self._call()})*" if self._parallel else ""
-        return sequence(first, more)
+        if not self._parallel:
+            return first
+        rules, between = self._rules, self._channels.between
+        end = rules.marker(between) if between else ""
+        return sequence(first, f"({sequence(rules.space, end, self._next, self._call())})*")
 
     def calls(self) -> Grammar:
         """Write an answer that is nothing but calls."""
@@ -573,6 +492,10 @@ class _ChannelWriter:
     def lazy(self) -> Grammar:
         """Write an answer that is free until a call begins."""
         channels, rules = self._channels, self._rules
+        first = channels.body[0]
+        if isinstance(first, Marker):  # other headers begin as that of a call does
+            rest = rules.calls(sequence(*self._steps(channels.body[1:])))
+            return self._grammar(self._calls(rest), triggers=((first.text,),))
         before = channels.call_header.split("{}")[0]
         if before:
             return self._grammar(self._calls(self._call(rest=True)), triggers=((before,),))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from trioserve.chat.formats.syntax import Channels, JsonArguments, first_of, held_back
+from trioserve.chat.formats.syntax import Channels, Name, first_of, held_back
+from trioserve.chat.grammar.kinds import Shape
 from trioserve.chat.json_scanner import WHITESPACE, State
 from trioserve.chat.parse.message import MessageParser
 from trioserve.chat.parse.reader import CallReader
@@ -27,15 +28,17 @@ class ChannelParser(MessageParser):
         parse_tools: bool,
         prompt_tail: str,
         is_formatted: bool,
+        shapes: Mapping[str, Shape],
     ) -> None:
         super().__init__(reasoning_format, new_id)
         self._channels = channels
+        self._shapes = shapes
         self._is_formatted = is_formatted
         self._parse_tools = parse_tools
         self._stops = (*channels.ends, channels.start)
         #: The common beginning of all headers, possibly empty.
         headers = (channels.call_header.partition("{}")[0], channels.content_header)
-        self._opening = os.path.commonprefix(headers)  # noqa: RUF071 - letters, not folders
+        self._opening = os.path.commonprefix(headers).lstrip()  # noqa: RUF071 - letters, not folders
         self._raw = ""  # the text of a header
         self._header = ""
         self._write: Callable[[str], None] = self._content
@@ -80,8 +83,11 @@ class ChannelParser(MessageParser):
         self._header = self._raw = ""
         call = re.search(channels.call, header)
         if call is not None and self._parse_tools:
-            self._start_call(call.group(1))
-            self._reader = CallReader((JsonArguments(),), {})
+            self._reader = CallReader(channels.body, self._shapes)
+            self._raw = raw
+            self._started = not any(isinstance(step, Name) for step in channels.body)
+            if self._started:
+                self._start_call(call.group(1))
             self._step = self._in_call
         elif self._reasons(header, is_call=call is not None):
             self._raw_reasoning(raw)
@@ -147,12 +153,19 @@ class ChannelParser(MessageParser):
     def _in_call(self, final: bool) -> bool:
         reader = self._reader
         self._drop(reader.feed(self._buffer, final=final))
-        self._arguments(reader.take())
+        if not self._started and reader.name is not None:
+            self._started = True
+            self._start_call(reader.name)
+        if self._started:
+            self._arguments(reader.take())
         if reader.state is State.OPEN and not final:
             return False
-        if reader.state is State.FAILED:
+        if not self._started:
+            self._content(self._raw + reader.unread)
+        elif reader.state is State.FAILED:
             self._content(reader.unread)
         else:
             self._skip = WHITESPACE
+        self._raw = ""
         self._plain()
         return bool(self._buffer)

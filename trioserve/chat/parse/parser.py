@@ -343,6 +343,7 @@ def message_parser(
             parse_tools=parse_tools,
             prompt_tail=prompt_tail,
             is_formatted=is_formatted,
+            shapes=shapes_of(tools),
         )
     return MarkerParser(
         format,
