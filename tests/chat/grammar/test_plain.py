@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from typing import Any
 
 import jsonschema
@@ -114,6 +116,20 @@ def test_what_cannot_be_written_otherwise_stays(schema: Any) -> None:
     assert plain(schema)[word] == schema[word]
 
 
+def test_work_and_size_are_bounded() -> None:
+    names = {"enum": [f"n{i}" for i in range(50)]}
+    record = {"propertyNames": names, "additionalProperties": {"description": "x" * 2000}}
+    many = {"properties": {f"a{i}": record for i in range(60)}}
+    parts = {"allOf": [{"$ref": "#/$defs/a"}] * 50}
+    bad = {"$defs": {"a": parts}, "oneOf": [{"$ref": "#/$defs/a"}, parts] * 50}
+    start = time.process_time()
+    assert len(json.dumps(plain(many))) < 2 * len(json.dumps(many))
+    assert plain(bad)["oneOf"]
+    for pattern in ("^(?!" + "[" * 4000, "^" + "(?=a)" * 800, "^(?=a)" + "(" * 2000 + ")" * 2000):
+        without_lookahead(pattern)
+    assert time.process_time() - start < 2
+
+
 def test_bounds_that_no_number_of_the_grammar_reaches() -> None:
     wide = {"type": "number", "minimum": -3.4e38, "exclusiveMaximum": 1.7e308}
     assert plain(wide) == {**wide, "minimum": -92 * 10**17, "exclusiveMaximum": 92 * 10**17}
@@ -145,6 +161,7 @@ def test_patterns_that_look_ahead(pattern: str, text: str) -> None:
         "a(?=b)",
         "^a(?!b)",
         "^(?=a)b|c$",
+        "^(?=a)?b",
         "^(?!ab)",
         "^(?=(?!a)b)c",
         "^(?=a)b(?!c)",

@@ -6,8 +6,9 @@ import re
 
 #: A character, an escaped one, or a class.
 _ONE = r"(?:\\[^bBdDsSwWpPukxc0-9]|\\[dDsSwW]|\[(?:\\.|[^\]\\])+\]|[^\\()\[\]{}.*+?^$|])"
+_MAX_CHARS = 2**12
 _AROUND = re.compile(r"\(\?<?[=!]")
-_BARE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_BARE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*(?:\]|$)", re.DOTALL)
 
 
 def without_lookahead(pattern: str) -> list[str]:
@@ -15,7 +16,7 @@ def without_lookahead(pattern: str) -> list[str]:
 
     Gives the pattern alone if it looks ahead elsewhere, or in a way that cannot be written so.
     """
-    if not pattern.startswith("^(?"):
+    if not pattern.startswith("^(?") or len(pattern) > _MAX_CHARS:
         return [pattern]
     rest, found = pattern[1:], []
     while rest.startswith(("(?=", "(?!")):
@@ -27,7 +28,9 @@ def without_lookahead(pattern: str) -> list[str]:
             return [pattern]
         found.append(written)
         rest = rest[end:]
-    if _alternates(rest) or any(_AROUND.search(_BARE.sub("", one)) for one in (rest, *found)):
+    if _alternates(rest) or rest.startswith(("*", "+", "?", "{")):
+        return [pattern]
+    if any(_AROUND.search(_BARE.sub("", one)) for one in (rest, *found)):
         return [pattern]
     return [f"^{rest}", *found]
 

@@ -31,7 +31,7 @@ _SOMETIMES = frozenset({"anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef
 _MAX_COMPARED = 20_000
 _MAX_DEPTH = 20
 _DEPENDENT = frozenset({"dependencies", "dependentRequired", "dependentSchemas"})
-_MAX_WRITTEN = 2**17  # characters of the members that a list of names becomes
+_MAX_WRITTEN = 2**17  # characters of the members that lists of names become
 
 
 def plain(schema: Any, *, strict: bool = True, as_json: bool = False) -> Any:
@@ -54,6 +54,7 @@ class _Writer:
         self._is_strict = strict
         self._is_json = as_json
         self._n_left = _MAX_COMPARED
+        self._n_written = 0
 
     def written(self, schema: Any) -> Any:
         if isinstance(schema, list):
@@ -131,9 +132,8 @@ class _Writer:
         if isinstance(listed, list) and len(said) == 1:
             members = kept.get("properties", {})
             written = [name for name in listed if isinstance(name, str)]
-            if not isinstance(members, Mapping) or (
-                len(written) * len(json.dumps(others)) > _MAX_WRITTEN
-            ):
+            self._n_written += len(written) * len(json.dumps(others))
+            if not isinstance(members, Mapping) or self._n_written > _MAX_WRITTEN:
                 return
             kept["properties"] = {name: members.get(name, others) for name in written}
         elif self._is_strict and not kept.get("properties") and (pattern := _pattern(said)):
