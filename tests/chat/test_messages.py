@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trioserve.chat.messages import join_text, parse_messages, parse_tools
+from trioserve.chat.messages import as_text, join_text, parse_messages, parse_tools
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 
 USER = {"role": "user", "content": "Hi"}
@@ -51,6 +51,42 @@ def test_what_the_sdk_sends_back_is_taken() -> None:
     assert parse_messages([{"role": "assistant", "content": None, "tool_calls": []}]) == (
         {"role": "assistant", "content": ""},
     )
+
+
+def test_what_came_before_tools_is_taken() -> None:
+    function = {"name": "f", "arguments": '{"a": 1}'}
+    (called,) = parse_messages([{"role": "assistant", "function_call": function}])
+    assert called == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": function}],
+    }
+
+
+def test_a_refusal_is_what_the_assistant_said() -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "No."}
+    assert parse_messages([refused]) == ({"role": "assistant", "content": "No."},)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"reasoning": "so"},
+        {"content": [{"type": "thinking", "thinking": "so"}, {"type": "text", "text": "Hi"}]},
+        {"content": [{"type": "reasoning", "text": "so"}, {"type": "text", "text": "Hi"}]},
+        {
+            "content": [
+                {"type": "thinking", "thinking": [{"type": "text", "text": "so"}]},
+                {"type": "text", "text": "Hi"},
+            ]
+        },
+    ],
+)
+def test_reasoning_of_any_form(message: dict[str, Any]) -> None:
+    (parsed,) = parse_messages([{"role": "assistant", "content": "Hi", **message}])
+    assert parsed["reasoning_content"] == "so"
+    assert "reasoning" not in parsed
+    assert as_text(parsed["content"]) == "Hi"
 
 
 def test_fields_of_a_models_own_are_kept() -> None:
@@ -132,7 +168,6 @@ def test_a_fault_is_named(messages: Any, param: str) -> None:
     ("message", "param"),
     [
         ({"role": "user", "content": [{"type": "hologram"}]}, "messages[0].content[0].type"),
-        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[0].function_call"),
         (
             {"role": "assistant", "tool_calls": [{"type": "other"}]},
             "messages[0].tool_calls[0].type",

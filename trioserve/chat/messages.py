@@ -128,11 +128,14 @@ def _parse_message(message: object, path: str) -> Message:
     given = _mapping(message, path)
     fields = {key: value for key, value in given.items() if value is not None}
     role = _text(fields, "role", path, filled=True)
-    if fields.get("function_call"):
-        raise UnsupportedFieldError.at(
-            f"{path}.function_call", "is not supported; use 'tool_calls'."
-        )
+    if role == "function":  # the role of results before tools
+        fields["role"] = role = "tool"
     calls = fields.pop("tool_calls", None)
+    if call := fields.pop("function_call", None):
+        calls = calls or [{"function": call}]
+    refusal = fields.pop("refusal", None)
+    if refusal and not fields.get("content"):
+        fields["content"] = refusal
     if calls and role != "assistant":
         raise InvalidRequestError.at(f"{path}.tool_calls", "belongs to a message of the assistant.")
     if isinstance(fields.get("reasoning"), str):  # as vLLM and OpenRouter name it

@@ -358,6 +358,11 @@ def _kinds() -> Iterator[tuple[str, History]]:
     made = History().with_tools().say("user").call(*both).results([1, 0])
     yield "calls: other order", made.say("assistant", "user")
 
+    made = History().with_tools().say("user")
+    made.add("assistant", function_call={"name": "weather", "arguments": made.text()})
+    made.add("function", name="weather", content=made.text())
+    yield "calls: of functions", made.say("assistant", "user")
+
     # 9. The last message is the assistant's.
     yield "end: text", History().say("user", "assistant")
     yield "end: later", History().say("system", "user", "assistant", "user", "assistant")

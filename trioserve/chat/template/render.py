@@ -212,7 +212,7 @@ class ChatTemplate:
         Where it has none for tools, the model writes calls as text, and so it must see them.
         """
         can = self.capabilities
-        if message["role"] in ("tool", "function") and not self._shows_results:
+        if message["role"] == "tool" and not self._shows_results:
             return with_result_as_text(message)
         if "tool_calls" in message and not (can.supports_tools and can.supports_tool_calls):
             return with_calls_as_text(message)
@@ -229,7 +229,7 @@ class ChatTemplate:
             raise InvalidRequestError.at(
                 f"{path}.role", f"is {role!r}, which the chat template of this model does not know."
             )
-        return {"developer": "system", "function": "tool"}.get(role, role)
+        return "system" if role == "developer" else role
 
     def _set_thinking(self, variables: dict[str, Any]) -> None:
         """Give llama-server's variables under the names that templates have for them."""

@@ -94,7 +94,7 @@ def _with_ids(turns: Turns, form: Callable[[str, str, int], str]) -> Turns:
                 calls.append({**call, "id": pending[-1][1]})
                 n_calls += 1
             message = {**message, "tool_calls": calls}
-        elif message["role"] in ("tool", "function"):
+        elif message["role"] == "tool":
             given = message.get("tool_call_id", "")
             own = [pair for pair in pending if pair[0] == given] or pending[: not given]
             if own:
@@ -150,7 +150,7 @@ def results_alone(turns: Turns) -> Turns:
     for place, message in turns:
         if "tool_calls" in message:
             n_open = len(message["tool_calls"])
-        elif message["role"] not in ("tool", "function"):
+        elif message["role"] != "tool":
             n_open = 0
         elif n_open:
             n_open -= 1
@@ -172,7 +172,7 @@ def one_call_each(turns: Turns) -> Turns:
             made.append((place, message))
             continue
         results: Turns = []
-        while i < len(turns) and turns[i][1]["role"] in ("tool", "function"):
+        while i < len(turns) and turns[i][1]["role"] == "tool":
             results.append(turns[i])
             i += 1
         for call in calls:
@@ -357,7 +357,7 @@ def alternating(turns: Turns) -> Turns:
         if role == "user" and not is_users and last is not None:
             if last["role"] == "user":
                 made[-1] = made[-1][0], _joined(last, message)
-            elif last["role"] in ("tool", "function"):
+            elif last["role"] == "tool":
                 said = {"content": _tagged("user", message["content"])}
                 made[-1] = made[-1][0], _joined(last, said)
             elif "tool_calls" in last:  # without a result
