@@ -347,6 +347,7 @@ DERIVED = {
     "command-r": derive(Pattern(COHERE, join=",\n", around="\nAction:\n```json\n[\n{}\n]\n```")),
     "firefunction": derive(Pattern(OBJECT, join=", ", around="functools[{}]")),
     "lfm2-think": derive(PYTHON, reasoning="<think>{}</think>"),
+    "kimi-k2": derive(KIMI),
     "lfm2.5-bare": derive(attrs.evolve(PYTHON, around="[{}]")),
     "olmo-3": derive(
         attrs.evolve(PYTHON, join="\n", around="<function_calls>{}</function_calls>", value=dumps)
@@ -409,7 +410,6 @@ _NAMED = (
         format=families.PHI4_MINI,
         write_calls=Pattern(OBJECT, join=", ", around='{"tool_calls": [{}]}'),
     ),
-    Writer(format=families.KIMI_K2, write_calls=KIMI),
     Writer(
         format=families.KIMI_K3,
         write_calls=Pattern(

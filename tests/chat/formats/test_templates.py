@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.histories import History, differences
+from tests.support.histories import differences
 from tests.support.vocabularies import chat_templates
+from trioserve.chat.derive.probes import Answer
 from trioserve.chat.template.render import ChatTemplate
 
 pytestmark = pytest.mark.needs("LLAMA_CPP_SDIST")
@@ -20,8 +21,6 @@ NAMED = {
     "GigaChat3-10B-A1.8B": "gigachat-3",
     "GigaChat3.1-10B-A1.8B": "gigachat-3",
     "HuggingFaceTB-SmolLM3-3B": "plain",
-    "Kimi-K2-Instruct": "kimi-k2",
-    "Kimi-K2-Thinking": "kimi-k2",
     "Kimi-K3": "kimi-k3",
     "LFM2-8B-A1B": "lfm2",
     "LFM2.5-Instruct": "lfm2",
@@ -50,11 +49,11 @@ NAMED = {
 }
 
 
-def has_nested(history: History) -> bool:
+def has_nested(history: Answer) -> bool:
     return any(isinstance(one, dict | list) for _, args in history.calls for one in args.values())
 
 
-def has_quote(history: History) -> bool:
+def has_quote(history: Answer) -> bool:
     return any("'" in str(one) for _, args in history.calls for one in args.values())
 
 

@@ -54,7 +54,7 @@ class Probes:
     Args:
         probe: renders messages as they are.
         as_objects: whether arguments of calls are objects, and not text.
-        reasoning_field: the field of a message that holds the reasoning.
+        reason: puts reasoning into a message; None: the template shows none.
         fill: sets the variables that have a model think, from `enable_thinking`.
     """
 
@@ -63,12 +63,12 @@ class Probes:
         probe: Probe,
         *,
         as_objects: bool,
-        reasoning_field: str | None,
+        reason: Callable[[Message, str], Message] | None,
         fill: Callable[[dict[str, Any]], None],
     ) -> None:
         self._probe = probe
         self._as_objects = as_objects
-        self._reasoning_field = reasoning_field
+        self._reason = reason
         self._fill = fill
 
     def written(self, answer: Answer, *, ids: Sequence[str] = CALL_IDS) -> str:
@@ -128,8 +128,8 @@ class Probes:
 
     def _message(self, answer: Answer, ids: Sequence[str]) -> Message:
         message: Message = {"role": "assistant", "content": answer.content}
-        if answer.reasoning and self._reasoning_field is not None:
-            message[self._reasoning_field] = answer.reasoning
+        if answer.reasoning and self._reason is not None:
+            message = self._reason(message, answer.reasoning)
         calls = []
         for call_id, (name, arguments) in zip(ids, answer.calls, strict=False):
             given = dict(arguments) if self._as_objects else json.dumps(arguments)

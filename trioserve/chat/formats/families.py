@@ -68,22 +68,6 @@ GRANITE_3 = ChatFormat(
     tool_calls=_array("<|tool_call|>"),
     dropped=("<response>", "</response>"),
 )
-# Two of its three templates change lists, which the sandbox refuses.
-KIMI_K2 = ChatFormat(
-    mentions=("<|tool_calls_section_begin|>",),
-    tool_calls=ToolCalls(
-        starts=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
-        call=(
-            Marker("<|tool_call_begin|>"),
-            Name(until=("<|tool_call_argument_begin|>",), prefix="functions.", counted=True),
-            Marker("<|tool_call_argument_begin|>"),
-            JsonArguments(),
-            Marker("<|tool_call_end|>"),
-        ),
-        again=("<|tool_call_begin|>",),
-        closing=("<|tool_calls_section_end|>",),
-    ),
-)
 # Its templates have a place for calls only since LFM2.5, and not all of these. Some models leave
 # the markers out.
 LFM2 = ChatFormat(
@@ -389,7 +373,7 @@ SPECIAL: Mapping[str, ChatFormat] = {
 
 #: Formats of templates that no format can be derived from, because they write no calls.
 ASKED_FOR: Mapping[str, ChatFormat] = {
-    "kimi-k2": KIMI_K2, "granite-3": GRANITE_3, "lfm2": LFM2, "hermes": HERMES,
+    "granite-3": GRANITE_3, "lfm2": LFM2, "hermes": HERMES,
 }  # fmt: skip
 
 #: Formats of templates that have no place for tools.

@@ -109,17 +109,22 @@ class ChatTemplate:
     def recognized(self) -> Recognized:
         """The format of the model, and how it was found: the first look renders the template."""
         can = self.capabilities
-        probes = Probes(
-            self._probe,
-            as_objects=can.supports_object_arguments,
-            reasoning_field=can.reasoning_field,
-            fill=can.thinking.fill,
-        )
         return recognize(
             self.source,
-            probes,
+            self.probes,
             shows_tools=can.supports_tools,
             shows_calls=can.supports_tool_calls,
+        )
+
+    @functools.cached_property
+    def probes(self) -> Probes:
+        """What the template writes for answers, as they are."""
+        can, field = self.capabilities, self.capabilities.reasoning_field
+        return Probes(
+            self._probe,
+            as_objects=can.supports_object_arguments,
+            reason=None if field is None else functools.partial(capabilities.with_reasoning, field),
+            fill=can.thinking.fill,
         )
 
     def render(
