@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from tests.support.histories import differences
+from tests.support.histories import KEYS, TOOLS, differences
+from tests.support.tool_grammars import REQUIRED, read, split, texts
 from tests.support.vocabularies import chat_templates
 from trioserve.chat.derive.probes import Answer
+from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.template.render import ChatTemplate
+from trioserve.llama.backend import LlamaBackend
 
 pytestmark = pytest.mark.needs("LLAMA_CPP_SDIST")
 
@@ -49,18 +54,12 @@ NAMED = {
 }
 
 
-def has_nested(history: Answer) -> bool:
-    return any(isinstance(one, dict | list) for _, args in history.calls for one in args.values())
-
-
 def has_quote(history: Answer) -> bool:
     return any("'" in str(one) for _, args in history.calls for one in args.values())
 
 
 #: What templates write otherwise than their models do.
 ODD = {
-    "ByteDance-Seed-OSS": has_nested,  # objects as Python prints them
-    "openbmb-MiniCPM5-1B": has_nested,
     "LFM2.5-8B-A1B": has_quote,  # quotes in quotes as they are
     "NVIDIA-Nemotron-Nano-v2": lambda history: history.content,  # in another message
     "llama-cpp-deepseek-r1": lambda history: history.content,  # without the calls
@@ -74,3 +73,20 @@ def test_what_a_template_writes_is_read_back(name: str) -> None:
     assert template.recognized.name == NAMED.get(name, "derived")
     odd = ODD.get(name, lambda _: False)
     assert [found for found in differences(template) if not odd(found[0])] == []
+
+
+@pytest.mark.parametrize("name", sorted(chat_templates()) or ["none"])
+def test_what_a_grammar_allows_is_read_back(backend: LlamaBackend, name: str) -> None:
+    template = ChatTemplate(chat_templates()[name].read_text(encoding="utf-8"), eos_token="</s>")
+    format = template.format
+    tail = "" if format.reasoning is None else format.reasoning.end
+    if format.channels is not None:
+        tail = min(template.probes.begun, key=len)
+    grammar = constrain(format, TOOLS, REQUIRED, parallel=True, prompt_tail=tail)
+    for seed, text in enumerate(texts(backend, grammar, 2, format)):
+        message = read(text, format, TOOLS, tail)
+        assert message.tool_calls, text
+        assert not message.content.strip(), text
+        for call in message.tool_calls:
+            assert json.loads(call.arguments).keys() <= {*KEYS}, text
+        assert read(text, format, TOOLS, tail, split(text, seed)) == message

@@ -556,3 +556,22 @@ def test_models_that_write_calls_in_several_ways(
 ) -> None:
     assert parse(text, format) == Message(tool_calls=calls)
     assert parse("[1] is [a](b).", format).content == "[1] is [a](b)."
+
+
+@pytest.mark.parametrize(
+    ("value", "arguments"),
+    [
+        ("{'a': [1, 'b', None], 'c': True}", '{"a": {"a": [1, "b", null], "c": true}}'),
+        ('{"a": [1]}', '{"a": {"a": [1]}}'),
+        ("{'a': 1}}", '{"a": "{\'a\': 1}}"}'),
+        ("{'a': f(1)}", '{"a": "{\'a\': f(1)}"}'),
+        ("{'a': 1", '{"a": "{\'a\': 1"}'),
+    ],
+)
+def test_an_object_may_be_written_as_in_python(value: str, arguments: str) -> None:
+    """Some templates print them so, and models write what they read."""
+    schema = {"type": "object", "properties": {"a": {"type": "object"}}}
+    tools = [{"function": {"name": "f", "parameters": schema}}]
+    text = f"<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    (found,) = parse(text, families.QWEN3_CODER, tools=tools).tool_calls
+    assert found.arguments == arguments

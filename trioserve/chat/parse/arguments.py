@@ -42,6 +42,10 @@ class LiteralReader:
         yield from self._cursor.one_of((self._syntax.open,))
         yield from self._members(self._syntax.close, self._syntax.equals, 0)
 
+    def read_value(self) -> Iterator[None]:
+        """Read one value."""
+        return self._value(0)
+
     def _list(
         self, brackets: str, close: str, item: Callable[[], Iterator[None]]
     ) -> Iterator[None]:
@@ -176,6 +180,9 @@ class LiteralReader:
             cursor.give(json_characters(chr(code)))
 
 
+#: The longest value that is read as Python: it takes the square of its length.
+_MAX_PYTHON = 2**15
+_PYTHON = Literals(open="(", equals="=", close=")")
 _MAX_KEY = 400
 _CDATA = "<![CDATA["
 
@@ -291,7 +298,7 @@ class ParameterReader:
                 break
             else:
                 yield
-        cursor.give('"' if streams else read_bare(value, kinds))
+        cursor.give('"' if streams else _bare(value, kinds))
 
     def _end(self, ends: tuple[str, ...]) -> tuple[int, int]:
         """Find the first end marker: its place, or -1, and its length."""
@@ -306,6 +313,22 @@ class ParameterReader:
         if any(after.startswith(text) for text in texts):
             return True
         return None if any(text.startswith(after) for text in texts) else False
+
+
+def _bare(text: str, kinds: frozenset[str]) -> str:
+    """Read a bare value as JSON; one that can be no text may be written as in Python."""
+    given = read_bare(text, kinds)
+    if "string" in kinds or not given.startswith('"') or text.lstrip()[:1] not in ("[", "{"):
+        return given
+    if len(text) > _MAX_PYTHON:
+        return given
+    cursor = Cursor()
+    cursor.text, cursor.final = text, True
+    try:
+        is_complete = next(LiteralReader(cursor, _PYTHON).read_value(), "") == ""
+    except Refused:
+        return given
+    return cursor.taken() if is_complete and not cursor.rest.strip(WHITESPACE) else given
 
 
 def _narrowed(cursor: Cursor, kinds: frozenset[str]) -> Generator[None, None, frozenset[str]]:

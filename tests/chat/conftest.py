@@ -1,4 +1,4 @@
-"""What the tests of grammars share."""
+"""What the tests of chats share."""
 
 from collections.abc import Iterator
 
