@@ -152,6 +152,22 @@ def test_ignore_eos_forbids_each_token_that_ends(backend: LlamaBackend) -> None:
     assert not ends & set(draw(backend, logit_bias=biases, ignore_eos=True))
 
 
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0}, {"mirostat": 2}])
+def test_an_output_has_as_many_tokens_as_it_must(
+    backend: LlamaBackend, fields: dict[str, object]
+) -> None:
+    ends = backend.vocab.end_of_generation
+    params = SamplingParams(logit_bias=[(each, 1000.0) for each in ends], min_tokens=5, **fields)
+    row = last_row(backend)
+    with backend.sampler(params, backend.vocab.tokenize(PROMPT)) as sampler:
+        drawn = [sampler.sample(row)]
+        sampler.accept(drawn[0])  # as a token that is forced
+        drawn += [sampler.sample_with_probs(row, 1, post=post)[0] for post in (False, True)]
+        drawn += [sampler.sample(row), sampler.sample(row)]
+    assert not ends & set(drawn[:-1])
+    assert drawn[-1] in ends
+
+
 def test_penalties_look_back_at_the_prompt(backend: LlamaBackend) -> None:
     prompt = backend.vocab.tokenize(PROMPT)
     one_more = ((prompt[0], 100.0),)  # without a penalty the first token of the prompt is chosen
@@ -320,6 +336,7 @@ _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "xtc_probability": _REALS,
     "xtc_threshold": _REALS,
     "min_keep": _COUNTS,
+    "min_tokens": _COUNTS,
     "repeat_last_n": _BACK,
     "repeat_penalty": _REALS,
     "presence_penalty": _SIGNED,

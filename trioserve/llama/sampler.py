@@ -26,6 +26,7 @@ from trioserve.types import (
     TokenProb,
     TokenProbs,
 )
+from trioserve.types.params import changed
 
 #: Logits in one block; only the largest of each block is looked at first.
 _BLOCK = 128
@@ -181,8 +182,9 @@ class LlamaSampler(HandleOwner):
         on_close: Callable[[LlamaSampler], object] = lambda _: None,
     ) -> None:
         self._context = context
-        # A grammar needs the logits.
-        self._offload = offload if matcher is None else None
+        # A grammar needs the logits, and a chain on a device stays as it is.
+        self._offload = offload if matcher is None and not params.min_tokens else None
+        self._params, self._n_until_end = params, params.min_tokens
         self._seq: int | None = None  # whose decode samples
         self._next_seq: int | None = None  # whose decode is to sample from now on
         self._vocab, self._n_vocab = vocab, vocab.n_tokens
@@ -222,6 +224,8 @@ class LlamaSampler(HandleOwner):
         if self._seq is not None:
             return self._sampled(row)
         token = self._draw(row) if self._matcher is None else self._follow(row, self._matcher)
+        if self._n_until_end:
+            self._count()
         if self._offload is not None and self._next_seq is not None:
             here = self._offload.start(self.handle, self._next_seq)
             if here is None:
@@ -258,6 +262,7 @@ class LlamaSampler(HandleOwner):
         logits = self._context.logits(row, self._n_vocab)
         if post:
             token, ids, probs = self._apply_all(logits)
+            self._count()
             best = np.array(largest(probs, n), dtype=np.intp)
             best = best[probs[best] > 0]
             return token, self._named(token, probs[ids == token], ids[best], probs[best])
@@ -271,6 +276,16 @@ class LlamaSampler(HandleOwner):
         if self._matcher is not None and not self._matcher.accept(token):
             raise OutputError(f"The grammar does not allow token {token}, which must come next.")
         short.llama_sampler_accept(self.handle, token)
+        self._count()
+
+    def _count(self) -> None:
+        """Count a token of the output, and let it end when it has as many as it must."""
+        if self._n_until_end:
+            self._n_until_end -= 1
+            if not self._n_until_end:
+                sampler_chain.allow_end(self.handle)
+                biases = sampler_chain.biases(changed(self._params, {"min_tokens": 0}), self._vocab)
+                self._shortlist = Shortlist(self._params, biases, self._n_vocab)
 
     def forced(self, n_max: int) -> list[TokenId]:
         """Take the tokens that the grammar allows no other ones for, as `Sampler` has it."""

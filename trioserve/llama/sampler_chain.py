@@ -1,6 +1,7 @@
 """Sampler chains: `SamplingParams` as llama.cpp's samplers, in llama-server's order.
 
-First come the logit biases: the request's, and those that forbid end-of-generation tokens (if they
+With `min_tokens`, one comes first that forbids end-of-generation tokens until then. Then come the
+logit biases: the request's, and those that forbid end-of-generation tokens (if they
 are to be ignored) and tokens that the model file forbids. Then come the samplers in the request's
 order, and last the one that draws: ``dist``, or ``adaptive-p`` if the request names it. Mirostat
 replaces all but the biases. A temperature of 0 is no special case: its sampler leaves one token.
@@ -58,6 +59,8 @@ def build(params: SamplingParams, vocab: LlamaVocab, *, n_ctx: int) -> Any:
     chain_params = lib.llama_sampler_chain_default_params()
     chain_params.no_perf = True
     chain = lib.llama_sampler_chain_init(chain_params)
+    if params.min_tokens:
+        lib.llama_sampler_chain_add(chain, _logit_bias(_no_ends(vocab), vocab))
     for sampler in _samplers(params, vocab, n_ctx):
         lib.llama_sampler_chain_add(chain, sampler)
     return chain
@@ -71,9 +74,15 @@ def banned(params: SamplingParams, vocab: LlamaVocab) -> list[TokenId]:
 def biases(params: SamplingParams, vocab: LlamaVocab) -> dict[TokenId, float]:
     """Return the biases that the chain adds to logits before all samplers, by token."""
     total: dict[TokenId, float] = {}
-    for token, bias in _biases(params, vocab):
+    at_first = _no_ends(vocab) if params.min_tokens else []
+    for token, bias in [*at_first, *_biases(params, vocab)]:
         total[token] = total.get(token, 0.0) + bias
     return total
+
+
+def allow_end(chain: Any) -> None:
+    """Take the sampler of `min_tokens` off a chain."""
+    lib.llama_sampler_free(lib.llama_sampler_chain_remove(chain, 0))
 
 
 def window(params: SamplingParams, n_ctx: int) -> int:
@@ -112,8 +121,7 @@ def _samplers(params: SamplingParams, vocab: LlamaVocab, n_ctx: int) -> list[Any
     seed = params.seed & 0xFFFFFFFF  # llama.cpp takes the largest as "random"
     samplers = []
     if biases := _biases(params, vocab):
-        array = (lib.llama_logit_bias * len(biases))(*biases)
-        samplers.append(lib.llama_sampler_init_logit_bias(vocab.n_tokens, len(biases), array))
+        samplers.append(_logit_bias(biases, vocab))
     if params.mirostat:
         samplers.append(lib.llama_sampler_init_temp(params.temperature))
         tau, eta = params.mirostat_tau, params.mirostat_eta
@@ -131,6 +139,11 @@ def _samplers(params: SamplingParams, vocab: LlamaVocab, n_ctx: int) -> list[Any
     else:
         samplers.append(lib.llama_sampler_init_dist(seed))
     return samplers
+
+
+def _logit_bias(biases: list[tuple[int, float]], vocab: LlamaVocab) -> Any:
+    array = (lib.llama_logit_bias * len(biases))(*biases)
+    return lib.llama_sampler_init_logit_bias(vocab.n_tokens, len(biases), array)
 
 
 def _penalties(params: SamplingParams, vocab: LlamaVocab, n_ctx: int, _seed: int) -> Any:
@@ -189,11 +202,16 @@ def _last_n(number: int, n_ctx: int) -> int:
 
 
 def _biases(params: SamplingParams, vocab: LlamaVocab) -> list[tuple[int, float]]:
-    forbidden = [*(sorted(vocab.end_of_generation) if params.ignore_eos else ()), *vocab.suppressed]
     return [
         *((token, bias) for token, bias in params.logit_bias),
-        *((token, -math.inf) for token in forbidden),
+        *(_no_ends(vocab) if params.ignore_eos else ()),
+        *((token, -math.inf) for token in vocab.suppressed),
     ]
+
+
+def _no_ends(vocab: LlamaVocab) -> list[tuple[int, float]]:
+    """The biases that forbid tokens that end the output."""
+    return [(token, -math.inf) for token in sorted(vocab.end_of_generation)]
 
 
 def _check_biases(params: SamplingParams, vocab: LlamaVocab) -> None:

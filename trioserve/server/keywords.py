@@ -71,6 +71,7 @@ class CompletionFields(ContextFields, total=False):
     mirostat_eta: float
     ignore_eos: bool
     min_keep: int
+    min_tokens: int
     samplers: Sequence[str]
     #: Pairs of a token id and its bias, or a mapping from ids or text to biases.
     logit_bias: Sequence[tuple[TokenId, float]] | Mapping[TokenId | str, float]
@@ -90,6 +91,7 @@ class CompletionFields(ContextFields, total=False):
     post_sampling_probs: bool
     t_max_predict_ms: float
     return_progress: bool
+    skip_special_tokens: bool
     grammar: Grammar | None
 
 

@@ -233,6 +233,8 @@ class SamplingParams:
         "continue after an end-of-generation token")
     # fmt: on
     min_keep: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))
+    #: Tokens before the first one that may end the output; stop strings end it at any time.
+    min_tokens: int = attrs.field(default=0, validator=in_range(0, INT32_MAX))
     dry_sequence_breakers: tuple[str, ...] = attrs.field(
         default=("\n", ":", '"', "*"), converter=to_tuple, validator=are_strings
     )
@@ -379,5 +381,7 @@ class GenerationParams:
     t_max_predict_ms: float = attrs.field(default=0, validator=in_range(0.0))  # 0: no limit
     #: Send a `Progress` after each prefill chunk.
     return_progress: bool = attrs.field(default=False, validator=is_bool)
+    #: Whether control tokens have no text; if not, their names are in the output.
+    skip_special_tokens: bool = attrs.field(default=True, validator=is_bool)
     #: Only tokens that it allows are chosen; where it allows the end, the output may end.
     grammar: Grammar | None = attrs.field(default=None, validator=_is_grammar)

@@ -133,6 +133,7 @@ class StreamOptions:
     """Options of a streamed response."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # in each chunk
 
 
 @attrs.frozen(kw_only=True, slots=False)  # without slots, a class can inherit from two of these
@@ -185,7 +186,8 @@ class GenerationRequest(RequestBody):
     @property
     def wants_progress(self) -> bool:
         """Whether the engine is to report its progress in the prompt."""
-        return self.stream and (self.return_progress or self.timings_per_token)
+        wants = self.return_progress or self.timings_per_token
+        return self.stream and (wants or self.stream_options.continuous_usage_stats)
 
     def given_params(self) -> dict[str, Any]:
         """The fields of `GenerationParams` and `SamplingParams` that the request sets."""

@@ -15,6 +15,7 @@ from trioserve.api.base.answers import Answer
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.scores import TokenProbs
 from trioserve.api.base.settings import generation_settings
+from trioserve.api.base.usage import Usage, counted, usage_of
 from trioserve.server.model_server import ModelServer
 from trioserve.types import Finished, GenerationParams, Prompt, TokenId
 
@@ -98,6 +99,8 @@ class LiveTimings:
         self._first: float | None = None
         self.n_predicted = 0
         self._drafts = (0, 0)
+        #: Whether the client asks for what changes with each token.
+        self.is_wanted = request.timings_per_token or request.stream_options.continuous_usage_stats
 
     def on_output(self, n_tokens: int, drafts: tuple[int, int]) -> None:
         """Record new tokens, and the totals drafted and accepted so far; zeros: unchanged."""
@@ -122,16 +125,27 @@ class LiveTimings:
             written["timings"] = _timings(value.cached, n_new, value.time_ms, 0, 0.0, (0, 0))
         return written
 
-    def now(self) -> dict[str, Timings]:
-        """Write the timings so far, once there is output, if the client asks for them."""
-        if not self._request.timings_per_token:
-            return {}
+    def now(self) -> dict[str, Timings | Usage]:
+        """Write the timings and the usage so far, once there is output, as the client asks."""
+        written: dict[str, Timings | Usage] = {}
+        if self._request.timings_per_token:
+            written["timings"] = self._timings()
+        if self._request.stream_options.continuous_usage_stats:
+            prompt = self._prompt
+            written["usage"] = counted(prompt.total, prompt.cached, self.n_predicted)
+        return written
+
+    def usage(self, timings: types.Timings) -> Usage:
+        """Write the usage of the whole output."""
+        return usage_of(self._prompt.total, [timings])
+
+    def _timings(self) -> Timings:
         now, prompt = monotonic(), self._prompt
         if self._first is None:
             self._first = now
         n_new, ms = prompt.total - prompt.cached, (now - self._first) * 1e3
         output = (self.n_predicted, ms, self._drafts)
-        return {"timings": _timings(prompt.cached, n_new, prompt.time_ms, *output)}
+        return _timings(prompt.cached, n_new, prompt.time_ms, *output)
 
 
 # -- whole outputs

@@ -40,4 +40,9 @@ def usage_of(n_prompt: int, values: Sequence[types.Timings], *, copies: int = 1)
     # One of the outputs of a prompt computes it; the others find it in the cache.
     groups = (values[start : start + copies] for start in range(0, len(values), copies))
     n_cached = sum(min(each.cache_n for each in group) for group in groups)
+    return counted(n_prompt, n_cached, n_output)
+
+
+def counted(n_prompt: int, n_cached: int, n_output: int) -> Usage:
+    """Write counts of tokens; those of the prompt include the cached ones."""
     return Usage(n_output, n_prompt, n_prompt + n_output, _CachedTokens(n_cached))

@@ -224,13 +224,13 @@ class ChoiceEvents:
         deltas = self._choices_of(event)
         if self._echo or not self._began:
             deltas = [*self._begin(), *deltas]
-        timed = self._request.timings_per_token
-        if timed:
+        live = self._live.is_wanted
+        if live:
             self._live.on_output(len(event.tokens), event.drafts)
         if not deltas:
             return ""
         *first, last = deltas
-        extra = self._live.now() if timed else {}
+        extra = self._live.now() if live else {}
         return "".join(map(self._frame.chunk, first)) + self._frame.chunk(last, **extra)
 
     def last(self, event: Finished, more: Mapping[str, Any], *, reason: str = "") -> str:
@@ -240,6 +240,8 @@ class ChoiceEvents:
         choice = {"finish_reason": reason, "index": self._index, "delta": {}, "logprobs": None}
         if not self._request.stream_options.include_usage:
             more = {"timings": timings_of(event.timings), **more}
+        if self._request.stream_options.continuous_usage_stats:
+            more = {"usage": self._live.usage(event.timings), **more}
         return self.begin() + self._rest() + self._frame.chunk(sse.encode(choice), **more)
 
     def begin(self) -> str:
@@ -383,7 +385,8 @@ class CompletionEvents(sse.EventWriter[sse.Event]):
         choice = self._choice(index, "", finish=finish_reason(event.reason))
         extra = self._writer.verbose(index, self._prompts[index], event)
         extra["timings"] = timings_of(event.timings)
-        if not self._request.stream_options.include_usage:
+        options = self._request.stream_options
+        if options.continuous_usage_stats or not options.include_usage:
             extra["usage"] = usage_of(self._n_prompts[index], [event.timings])
         return self._frame.chunk(choice, **extra)
 

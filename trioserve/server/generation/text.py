@@ -22,6 +22,7 @@ from trioserve.chat.template.plain import turn_ends
 from trioserve.engine import Engine
 from trioserve.errors import InvalidRequestError, UnavailableError, UnsupportedFieldError
 from trioserve.fair_limiter import FairLimiter, ThreadTime, Workers
+from trioserve.left_out import leave_out
 from trioserve.server.adapters import AdapterScales
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import CANDIDATE_BYTES
@@ -244,9 +245,14 @@ class TextGenerator:
         if params.lora or self._adapters.infos:
             root = root._replace(adapters=self._adapters.choose(params.lora))
         constraint = None
-        if params.grammar is not None:
+        if (grammar := params.grammar) is not None:
+            if params.sampling.min_tokens:
+                leave_out("min_tokens", "a grammar, or that of tools, decides where an output ends")
+                sampling = changed(params.sampling, {"min_tokens": 0})
+                params = changed(params, {"sampling": sampling})
             self._requests.check_room(context, len(prompt))  # reject before more work
-            constraint = await self._compile(params.grammar, root.owner)
+            constraint = await self._compile(grammar, root.owner)
+        shown = self._shown if params.skip_special_tokens else frozenset(self.model.vocab.control)
         tasks = [
             Task(
                 next(self._resources.task_ids),
@@ -255,8 +261,8 @@ class TextGenerator:
                 context.client,
                 self._resources.weight_of(context.client),
                 constraint,
-                preserved_tokens=preserved_tokens | self._shown,
-                special=bool(self._shown),
+                preserved_tokens=preserved_tokens | shown,
+                special=bool(shown),
                 budget=budget,
                 turn_ends=turn_ends,
                 root=root,
