@@ -179,3 +179,37 @@ async def test_what_gpt_oss_says_before_an_answer_in_json(stream: bool) -> None:
     names = ("content", "reasoning_content")
     joined = ["".join(each.get(name) or "" for each in messages) for name in names]
     assert joined == ['{"a": 1}', "Hm.Look:"]
+
+
+THOUGHT = "<think>\nA.\n\nB Observation:\n</think>\n\nOne."
+STOPS = ["\n\n", "Observation:", "</think>", "Z"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_strings_count_in_the_answer(stream: bool) -> None:
+    ask = {"model": "m", "messages": HI, "stream": stream}
+    said = f"{THOUGHT}\n<think>\nC.\n\nD.</think>Two Z Three"
+    async with client_of(answering(said)) as client:
+        openai = await client.post("/v1/chat/completions", json={**ask, "stop": STOPS})
+        thinks = {"max_tokens": 99, "thinking": {"type": "adaptive"}}
+        claude = await client.post("/v1/messages", json={**ask, **thinks, "stop_sequences": STOPS})
+        ollama = await client.post("/api/chat", json={**ask, "options": {"stop": STOPS}})
+        raw = {**ask, "stop": STOPS, "reasoning_format": "none"}
+        whole = await client.post("/v1/chat/completions", json=raw)
+    for answer in (openai, claude, ollama):
+        assert "Two" in answer.text and "Three" not in answer.text, answer.text
+    assert '"stop_sequence": "Z"' in claude.text or '"stop_sequence":"Z"' in claude.text
+    assert "B Observation" not in whole.text  # there is nothing but an answer
+
+
+async def test_stop_strings_count_in_the_final_channel() -> None:
+    said = (
+        "<|channel|>analysis<|message|>A.\n\nB.<|end|><|start|>assistant"
+        "<|channel|>final<|message|>One.\n\nTwo."
+    )
+    template = "{{ messages[0].content }}{# <|channel|><|message|> #}<|start|>assistant"
+    async with client_of(answering(said, chat_template=template)) as client:
+        body = {"messages": HI, "stop": ["\n\n", "final", "assistant"]}
+        answer = (await client.post("/v1/chat/completions", json=body)).json()
+    message = answer["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("One.", "A.\n\nB.")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import time
 from itertools import pairwise
 
+import attrs
+import pytest
 from hypothesis import given, strategies as st
 
 from trioserve.engine.detokenizer import Detokenizer
+from trioserve.types import Aside
 
 
-def stream(pieces: list[bytes], stops: tuple[str, ...] = ()) -> tuple[list[str], str]:
+def stream(
+    pieces: list[bytes], stops: tuple[str, ...] = (), aside: Aside | None = None
+) -> tuple[list[str], str]:
     """Feed pieces; return what was shown after each, and the stop string that was found."""
-    text = Detokenizer(stops)
+    text = Detokenizer(stops, aside)
     shown = []
     for piece in pieces:
         shown.append(text.feed(piece))
@@ -78,6 +83,69 @@ def test_the_split_does_not_matter(text: str, stops: list[str], data: st.DataObj
     else:
         assert "".join(split) == text
         assert not any(stop and stop in text for stop in stops)
+
+
+THINK = Aside("<think>", (("</think>",),))
+BEGUN = attrs.evolve(THINK, begun="")
+HARMONY = Aside("<|start|>", (("<|channel|>final",), ("<|message|>",)), "assistant")
+
+
+@pytest.mark.parametrize(
+    ("said", "stops", "aside", "stop"),
+    [
+        ("<think>a\n\nb</think>c|\n\nd", ("\n\n",), THINK, "\n\n"),
+        ("\n\n<think>a\n\n</think>c|\n\n", ("\n\n",), THINK, "\n\n"),
+        ("a.b</think>c|.d", (".",), BEGUN, "."),
+        ("a</think>\n\nb|\n\n", ("\n\n",), BEGUN, "\n\n"),
+        ("<think>a</think>b|</think>", ("</th",), BEGUN, "</th"),
+        ("<think>a</think>b", ("</think>", "<think>", ">"), THINK, ""),
+        ("<think>a</think>b\n<think>c.</think>d|.e", (".",), THINK, "."),
+        ("a|.<think>b", (".",), THINK, "."),
+        ("So <think> and|.", (".",), THINK, "."),
+        ("So <think|> and", (">",), THINK, ">"),
+        ("So `<think|>`", (">",), THINK, ">"),
+        ("\n \nHi|.", (".",), THINK, "."),
+        ("<think>never.ended", (".",), THINK, ""),
+        (
+            "<|channel|>analysis<|message|>a.<|end|><|start|>assistant<|channel|>final<|message|>b|.",
+            (".", "final", "assistant"),
+            HARMONY,
+            ".",
+        ),
+        (
+            "<|channel|>final<|message|>a<|start|>final.<|channel|>final<|message|>b|.",
+            (".",),
+            HARMONY,
+            ".",
+        ),
+    ],
+)
+def test_stop_strings_count_in_the_answer(
+    said: str, stops: tuple[str, ...], aside: Aside, stop: str
+) -> None:
+    shown, _, rest = said.rpartition("|") if stop else (said, "", "")
+    raw = (shown + rest).encode()
+    for length in (1, 2, 3, 99):
+        pieces = [raw[i : i + length] for i in range(0, len(raw), length)]
+        found, word = stream(pieces, stops, aside)
+        assert ("".join(found), word) == (shown, stop)
+
+
+@given(
+    text=st.lists(st.sampled_from(["<think>", "</think>", "a", ".", "\n", "`", " "]), max_size=12),
+    stops=st.sampled_from([(".",), ("\n\n", ">"), ("a.", "think")]),
+    data=st.data(),
+)
+def test_the_split_does_not_matter_with_reasoning(
+    text: list[str], stops: tuple[str, ...], data: st.DataObject
+) -> None:
+    raw = "".join(text).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=6)))
+    whole, found = stream([raw], stops, THINK)
+    for edges in ([0, *cuts, len(raw)], range(len(raw) + 1)):
+        pieces = [raw[start:end] for start, end in pairwise(edges)]
+        shown, stop = stream(pieces, stops, THINK)
+        assert ("".join(shown), stop) == ("".join(whole), found)
 
 
 def test_many_stop_strings_cost_little_more_than_one() -> None:

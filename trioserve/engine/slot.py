@@ -99,7 +99,7 @@ class RequestState(QueuedRequest):
         self.keys = list(task.prompt.keys)
         self.n_prompt = len(task.prompt)
         self.is_background = task.priority < 0
-        self.text = Detokenizer((*params.stop, *task.turn_ends))
+        self.text = Detokenizer((*params.stop, *task.turn_ends), task.aside)
         self.indent_stop = IndentStop(params.n_indent) if params.n_indent else None
         self.reasoning = ReasoningTracker(task.budget) if task.budget is not None else None
         self.close_thinking()  # a budget of 0 may be used up by the prompt

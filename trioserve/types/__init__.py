@@ -65,6 +65,7 @@ from trioserve.types.params import (
 )
 from trioserve.types.task import (
     Adapters as Adapters,
+    Aside as Aside,
     CacheRoot as CacheRoot,
     Constraint as Constraint,
     EmbeddingTask as EmbeddingTask,

@@ -183,6 +183,20 @@ class ThinkingBudget:
 
 
 @attrs.frozen
+class Aside:
+    """Parts of an output that are no part of its answer, so that stop strings in them do not count.
+
+    Such a part begins with `start`, and blanks before it in the output belong to it. It ends with
+    one text of each of `ends`, in this order.
+    """
+
+    start: str
+    ends: tuple[tuple[str, ...], ...]
+    #: How the prompt has begun one, after `start`; None: it has not.
+    begun: str | None = None
+
+
+@attrs.frozen
 class Task:
     """What one request asks of the engine: one prompt, continued."""
 
@@ -204,6 +218,8 @@ class Task:
     budget: ThinkingBudget | None = None
     #: Texts that end the output as a token that ends it does.
     turn_ends: tuple[str, ...] = ()
+    #: Where stop strings do not count; None: they count everywhere.
+    aside: Aside | None = None
 
     @property
     def priority(self) -> int:

@@ -178,7 +178,7 @@ async def test_in_the_format_none_all_of_it_is_structured() -> None:
 
 #: Long enough for an order to come while it is said, and a text that comes only after the order.
 ENDLESS = "<think>" + "m" * 7000
-ORDERED = {"reasoning_control": True, "stop": ["</think>mmm"]}
+ORDERED = {"reasoning_control": True, "stop": ["mmm"]}
 
 
 async def control(client: httpx.AsyncClient, **body: Any) -> Any:

@@ -8,6 +8,7 @@ a tool call and turns out not to be one comes out as content.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ from trioserve.chat.parse.message import (
 from trioserve.chat.parse.reader import CallReader
 from trioserve.errors import InvalidRequestError
 from trioserve.thinking import ThinkingPlaces
-from trioserve.types import Thinking, TokenId
+from trioserve.types import Aside, Thinking, TokenId
 
 
 class MarkerParser(MessageParser):
@@ -373,6 +374,27 @@ def thinking_of(format: ChatFormat, prompt_tail: str, *, may_begin: bool) -> Thi
     if tail.endswith(markers.end) or not may_begin:
         return None
     return Thinking(start=markers.start, end=markers.end)
+
+
+def aside_of(format: ChatFormat, prompt_tail: str) -> Aside | None:
+    """Return what stands beside the answers of a format, if it has reasoning.
+
+    Args:
+        format: how the model writes.
+        prompt_tail: the end of the prompt, which may have begun reasoning, or a message.
+    """
+    if (channels := format.channels) is not None:
+        if not channels.reasoning:
+            return None
+        *_, last = prompt_tail.rpartition(channels.start)
+        header, is_message, _ = last.partition(channels.message)
+        answers = is_message and not re.search(channels.reasoning, header)
+        begun = None if answers or channels.start not in prompt_tail else header
+        return Aside(channels.start, channels.answer, begun)
+    if (markers := format.reasoning) is None:
+        return None
+    begun = "" if prompt_tail.rstrip(WHITESPACE).endswith(markers.start) else None
+    return Aside(markers.start, ((markers.end,),), begun)
 
 
 def preserved_tokens(

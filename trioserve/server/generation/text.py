@@ -16,7 +16,7 @@ from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.grammar.answer import after_thinking, constrain
 from trioserve.chat.messages import documents_in
 from trioserve.chat.params import ChatParams, ToolChoice, choose
-from trioserve.chat.parse.parser import message_parser, thinking_of
+from trioserve.chat.parse.parser import aside_of, message_parser, thinking_of
 from trioserve.chat.template.continuation import continued_prompt_tail
 from trioserve.chat.template.plain import turn_ends
 from trioserve.engine import Engine
@@ -227,8 +227,7 @@ class TextGenerator:
         root: CacheRoot,
         *,
         preserved_tokens: frozenset[TokenId] = frozenset(),
-        budget: ThinkingBudget | None = None,
-        turn_ends: tuple[str, ...] = (),
+        **fields: Any,
     ) -> list[Task]:
         """Make the tasks of `n` outputs of a prompt.
 
@@ -239,8 +238,7 @@ class TextGenerator:
             n: the number of outputs.
             root: of what may share its cache, without adapters.
             preserved_tokens: control tokens whose names appear in the output.
-            budget: the limit of reasoning.
-            turn_ends: see `Task`.
+            fields: other fields of `Task`.
         """
         if params.lora or self._adapters.infos:
             root = root._replace(adapters=self._adapters.choose(params.lora))
@@ -263,9 +261,8 @@ class TextGenerator:
                 constraint,
                 preserved_tokens=preserved_tokens | shown,
                 special=bool(shown),
-                budget=budget,
-                turn_ends=turn_ends,
                 root=root,
+                **fields,
             )
             for copy in copies_of(params, n)
         ]
@@ -350,6 +347,7 @@ class TextGenerator:
             preserved_tokens=self.model.preserved_tokens,
             budget=await self._budget(thinking, chat),
             turn_ends=self._turn_ends,
+            aside=aside_of(format, tail) if chat.reasoning_format != "none" else None,
         )
         assert chat.reasoning_format is not None
         opening = ChatOpening(
