@@ -241,7 +241,8 @@ def test_after_a_signal_the_same_command_answers_the_rest(tmp_path: Path, name: 
     def script(prompt: str) -> str:
         nonlocal n_asked
         n_asked += 1
-        assert n_asked != 10 or may_end.wait(PATIENCE)
+        if n_asked == 10:
+            may_end.wait(PATIENCE)
         return "Hello"
 
     served = serving_script(answering(script, n_slots=1), parallel=1)
@@ -249,7 +250,11 @@ def test_after_a_signal_the_same_command_answers_the_rest(tmp_path: Path, name: 
     with TrioThread() as thread, thread.open(served) as (url, _):
         words = [sys.executable, "-m", "trioserve", "batch", *argv, url]
         with subprocess.Popen(words, stderr=subprocess.PIPE) as command:
-            trio.run(until, lambda: target.exists() and len(ids_in(target)) == 9)
+            assert command.stderr is not None
+            trio.run(
+                until, lambda: command.poll() or (target.exists() and len(ids_in(target)) == 9)
+            )
+            assert command.poll() is None, command.stderr.read()
             command.send_signal(number)
             _, err = command.communicate(timeout=PATIENCE)
         may_end.set()
