@@ -348,6 +348,14 @@ DERIVED = {
     "firefunction": derive(Pattern(OBJECT, join=", ", around="functools[{}]")),
     "lfm2-think": derive(PYTHON, reasoning="<think>{}</think>"),
     "kimi-k2": derive(KIMI),
+    "dots3-note": derive(
+        Pattern(
+            '<invoke name="NAME">\nINPUT</invoke>\n',
+            '<parameter name="KEY">VALUE</parameter>\n',
+            around="<dots_function_call>\n{}</dots_function_call>",
+        ),
+        reasoning=THINK,
+    ),
     "lfm2.5-bare": derive(attrs.evolve(PYTHON, around="[{}]")),
     "olmo-3": derive(
         attrs.evolve(PYTHON, join="\n", around="<function_calls>{}</function_calls>", value=dumps)

@@ -7,8 +7,10 @@ from typing import Any
 import attrs
 import pytest
 import structlog
+from hypothesis import given, settings, strategies as st
 
 from tests.support.message_writers import DERIVED, Pattern, Writer, template_of
+from trioserve.chat.derive.probes import ARGUMENTS, NAMES, Answer
 from trioserve.chat.formats.families import HERMES, PLAIN, THINK
 from trioserve.chat.formats.syntax import JsonCall, Reasoning
 from trioserve.chat.template.render import ChatTemplate
@@ -50,6 +52,49 @@ def test_what_does_not_read_back_is_discarded() -> None:
     assert (found.name, found.format.tool_calls) == ("plain", PLAIN.tool_calls)
     assert "are read as" in dict(found.findings)["discarded"]
     assert [line["event"] for line in logs] == ["derived format is discarded"]
+
+
+FRAGMENTS = [
+    *"<>[]{}()= :,\n'x", "<a>", "</a>", "<b=", "NAME", "INPUT", "KEY", "VALUE", "NUMBER", "[ARGS]",
+    "functions.", ":0", "</think>", ' type="TYPE"', '"arguments": ', '"',
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(FRAGMENTS), max_size=9).map("".join)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    call=TEXTS,
+    argument=TEXTS,
+    join=TEXTS,
+    around=st.tuples(TEXTS, TEXTS),
+    reasoning=st.tuples(TEXTS, TEXTS),
+)
+def test_any_template_has_a_format(
+    call: str, argument: str, join: str, around: tuple[str, str], reasoning: tuple[str, str]
+) -> None:
+    pattern = Pattern(
+        f"{call}NAME{join}INPUT",
+        argument,
+        join=join,
+        around="{}".join(one.replace("{}", "") for one in around),
+        types=("a", "b"),
+    )
+    thinking = "{}".join(one.replace("{}", "") for one in reasoning)
+    writer = Writer(format=PLAIN, write_calls=pattern, reasoning=thinking, prompt="<c>")
+    found = ChatTemplate(template_of(writer)).recognized
+    assert found.format.tool_calls is not None
+
+
+@pytest.mark.parametrize("text", ["{" * 8000, "[" * 8000, "<" * 8000, "</think" * 9000])
+def test_templates_that_write_a_lot(text: str) -> None:
+    """What takes the square of its length is short."""
+    source = SHOWS_TOOLS + "{% for m in messages %}{% if m.tool_calls %}"
+    source += f"{{{{ {text!r} }}}}{{{{ m.tool_calls | tojson }}}}{{% endif %}}{{% endfor %}}"
+    template = ChatTemplate(source)
+    assert template.capabilities.supports_tool_calls
+    assert template.recognized.name == "plain"
+    called = Answer(calls=((NAMES[0], ARGUMENTS),))
+    assert bool(template.probes.written(called)) is (len(text) < 8192)
 
 
 def test_members_of_calls_have_any_names() -> None:

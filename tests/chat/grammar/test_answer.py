@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -27,7 +26,14 @@ from tests.support.tool_grammars import (
     walk,
 )
 from trioserve.chat.deltas import ToolCallStart
-from trioserve.chat.formats.syntax import ChatFormat, JsonCall, ToolCalls
+from trioserve.chat.formats.syntax import (
+    ChatFormat,
+    JsonCall,
+    Marker,
+    Name,
+    Parameters,
+    ToolCalls,
+)
 from trioserve.chat.grammar import answer
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.params import ToolChoice
@@ -236,11 +242,8 @@ def test_json_may_hold_what_ends_it(backend: LlamaBackend, name: str) -> None:
 @pytest.mark.parametrize("text_attribute", ["", 'string="true"'])
 def test_markers_may_be_control_tokens(backend: LlamaBackend, text_attribute: str) -> None:
     """These markers are control tokens of the bundled model, and text too."""
-    steps = families.QWEN3_CODER.tool_calls
-    assert steps is not None
     fim = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-    parameters = attrs.evolve(
-        steps.call[3],
+    parameters = Parameters(
         open="<p:",
         key_end=":" if text_attribute else ">",
         value_open=">" if text_attribute else "",
@@ -249,8 +252,7 @@ def test_markers_may_be_control_tokens(backend: LlamaBackend, text_attribute: st
         text_attribute=text_attribute,
         newlines=not text_attribute,
     )
-    start, name, middle, _, _ = steps.call
-    call = (start, name, middle, parameters)
+    call = (Marker("<function="), Name(until=(">",)), Marker(">"), parameters)
     format = ChatFormat(tool_calls=ToolCalls(starts=(fim[0],), call=call, closing=(fim[2],)))
     tools = taking({"type": ["string", "integer"], "maxLength": 4, "maximum": 99})
     grammar = constrain(format, tools, REQUIRED, parallel=False)

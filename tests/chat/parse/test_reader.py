@@ -104,8 +104,8 @@ def test_tools_without_schemas() -> None:
 def test_text_streams() -> None:
     parser = make_parser(families.QWEN3_CODER)
     assert parser.feed("<tool_call>\n<function=f") == []
-    assert parser.feed(">\n") == [ToolCallStart(0, "call_0", "f"), ToolCallArguments(0, "{")]
-    assert parser.feed("<parameter=ci") == []
+    assert parser.feed(">\n") == [ToolCallStart(0, "call_0", "f")]
+    assert parser.feed("<parameter=ci") == [ToolCallArguments(0, "{")]
     assert parser.feed("ty>\n") == [ToolCallArguments(0, '"city": ')]
     assert parser.feed("Os") == [ToolCallArguments(0, '"Os')]
     assert parser.feed('"lo\n') == [ToolCallArguments(0, '\\"lo')]
@@ -127,7 +127,7 @@ def test_the_outer_marker_may_be_missing() -> None:
 @pytest.mark.parametrize(
     ("text", "arguments"),
     [
-        ("<tool_call><function=f>", "{"),
+        ("<tool_call><function=f>", ""),
         ("<tool_call><function=f><param", "{"),
         ("<tool_call><function=f><parameter=a>x", '{"a": "x'),
         ("<tool_call><function=f><parameter=a>12", '{"a": 12'),
@@ -575,3 +575,27 @@ def test_an_object_may_be_written_as_in_python(value: str, arguments: str) -> No
     text = f"<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"
     (found,) = parse(text, families.QWEN3_CODER, tools=tools).tool_calls
     assert found.arguments == arguments
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("glm-4", '<tool_call>{"name": "f", "arguments": {"a": "x", "b": 1}}</tool_call>'),
+        ("glm-4", '<tool_call>f\n{"a": "x", "b": 1}\n</tool_call>'),
+        (
+            "dots3-note",
+            '<dots_function_call>{"name":"f","arguments":{"a": "x", "b": 1}}</dots_function_call>',
+        ),
+        (
+            "dots3-note",
+            '<dots_function_call>\n<invoke name="f">{"a": "x", "b": 1}</invoke>\n'
+            "</dots_function_call>",
+        ),
+        ("mistral", '[TOOL_CALLS]{"name": "f", "arguments": {"a": "x", "b": 1}}'),
+        ("qwen3-coder", '<tool_call>\n<function=f>{"a": "x", "b": 1}</function>\n</tool_call>'),
+    ],
+)
+def test_json_in_place_of_what_the_template_writes(name: str, text: str) -> None:
+    """Models mix forms."""
+    assert parse(text, families.FAMILIES[name]) == Message(tool_calls=(F,))
+    assert parse(f"Hm{text}", families.FAMILIES[name]).content == "Hm"

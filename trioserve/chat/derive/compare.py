@@ -25,6 +25,7 @@ from trioserve.chat.derive.probes import (
     shared_pieces,
 )
 from trioserve.chat.formats.syntax import (
+    Choice,
     Ignore,
     JsonArguments,
     JsonCall,
@@ -41,7 +42,7 @@ from trioserve.chat.formats.syntax import (
 
 # -- reasoning
 
-_END_IN_SOURCE = re.compile(r"</([\w:]*think[\w:]*)>|\[/(THINK)\]")
+_END_IN_SOURCE = re.compile(r"</[\w:]{0,40}think[\w:]{0,40}>|\[/THINK\]")
 
 
 def reasoning_written(probes: Probes) -> Reasoning | None:
@@ -91,7 +92,6 @@ class _Core:
     start: int
     end: int
     steps: tuple[Step, ...]
-    arguments: Step
     name_first: bool = True
 
 
@@ -103,9 +103,7 @@ def call_as_json(shown: str, name: str, at: int) -> _Core | None:
             continue
         if list(value) == [name] and value[name] == ARGUMENTS:
             steps = (Marker("{"), QuotedName(), Marker(":"), JsonArguments(), Marker("}"))
-            return _Core(
-                start=start, end=end, steps=steps, arguments=JsonArguments(), name_first=False
-            )
+            return _Core(start=start, end=end, steps=steps, name_first=False)
         by_value = {
             part: tuple(key for key, one in value.items() if fits(one))
             for part, fits in (("name", lambda one: one == name), ("arguments", _are_arguments))
@@ -117,7 +115,7 @@ def call_as_json(shown: str, name: str, at: int) -> _Core | None:
                 arguments_keys=by_value["arguments"],
                 ignored_keys=tuple(dict.fromkeys(("type", "id", *others))),
             )
-            return _Core(start=start, end=end, steps=(step,), arguments=step, name_first=False)
+            return _Core(start=start, end=end, steps=(step,), name_first=False)
     return None
 
 
@@ -129,7 +127,7 @@ def arguments_as_json(shown: str, name: str, at: int) -> _Core | None:
         value, end = _json_at(shown, place)
         if value == ARGUMENTS:
             steps = (*_named(shown[behind:place], "{"), JsonArguments())
-            return _Core(start=start, end=end, steps=steps, arguments=JsonArguments())
+            return _Core(start=start, end=end, steps=steps)
     return None
 
 
@@ -155,7 +153,7 @@ def arguments_as_literals(shown: str, name: str, at: int) -> _Core | None:
     )
     steps = (Name(until=(opened,)), step)
     end = start + len(name) + found.end()
-    return _Core(start=start, end=end, steps=steps, arguments=step)
+    return _Core(start=start, end=end, steps=steps)
 
 
 def arguments_in_markers(shown: str, name: str, at: int) -> _Core | None:
@@ -189,10 +187,11 @@ def arguments_in_markers(shown: str, name: str, at: int) -> _Core | None:
     named = (
         _named(before[: before.find(opened[0])], "")
         if name_end
-        else (Name(until=(open, *ends[:1])),)
+        else (Name(until=(open, *ends[:1], "{")),)
     )
     end = end + after.find(close) + len(close)
-    return _Core(start=start, end=end, steps=(*named, step), arguments=step)
+    either = Choice("{", (JsonArguments(),), (step,), writes_others=True)
+    return _Core(start=start, end=end, steps=(*named, either))
 
 
 CALLS = (call_as_json, arguments_as_json, arguments_as_literals, arguments_in_markers)
@@ -205,7 +204,7 @@ def _places(text: str, part: str, start: int, stop: int) -> Iterator[int]:
 def _json_at(text: str, start: int) -> tuple[Any, int]:
     try:
         return json.JSONDecoder().raw_decode(text, start)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None, start
 
 
@@ -222,8 +221,7 @@ def _named(gap: str, then: str) -> tuple[Step, ...]:
         return (Name(until=("\n",) if "\n" in gap else (then,)),)
     if re.fullmatch(r":[0-9]+", found[0]):
         return (Name(until=tuple(found[1:2]), counted=True), *map(Marker, found[1:]))
-    if _ID in found:
-        until = tuple(one for one in found if one != _ID)
+    if until := tuple(one for one in found if one != _ID if _ID in found):
         return (Name(until=until), Ignore(until=until[-1:]), Marker(until[-1]))
     first = "\n" if "\n" in gap[: gap.find(found[0])] else found[0]
     return (Name(until=(first,)), *map(Marker, found))
@@ -291,6 +289,9 @@ def _calls_of(probes: Probes, answer: Answer, reasoning: Reasoning | None) -> st
     return text if reasoning is None else text.rpartition(reasoning.end)[2]
 
 
+_OBJECT = JsonCall(arguments_keys=("arguments", "parameters"), ignored_keys=("type", "id"))
+
+
 def _grouped(
     core: _Core, before: Sequence[str], gap: Sequence[str] | None, after: Sequence[str]
 ) -> ToolCalls:
@@ -322,11 +323,14 @@ def _grouped(
     opening = whole[1:]
     if not whole or whole[0] in "[({":
         bare, starts, opening = (whole or "{")[0], (), whole
+    call: tuple[Step, ...] = (*_markers(own), *core.steps, *(Maybe((one,)) for one in end))
+    if core.name_first and not bare:  # models write objects between markers of any kind
+        call = (Choice("{", (_OBJECT,), call, writes_others=True),)
     return ToolCalls(
         bare=bare,
         starts=starts,
         opening=_markers(opening),
-        call=(*_markers(own), *core.steps, *(Maybe((one,)) for one in end)),
+        call=call,
         between=between,
         again=again,
         closing=tuple(closing),

@@ -48,6 +48,10 @@ class Answer:
     calls: tuple[tuple[str, Mapping[str, Any]], ...] = ()
 
 
+#: Longer texts are no answers, and comparing them would take long.
+_MAX_WRITTEN = 2**13
+
+
 class Probes:
     """Renders answers, and gives what a template writes after the question.
 
@@ -124,7 +128,8 @@ class Probes:
             add_generation_prompt=add_generation_prompt,
             **variables,
         )
-        return (shown or "").rpartition(ASKED)[2]
+        after = (shown or "").rpartition(ASKED)[2]
+        return after if len(after) <= _MAX_WRITTEN else ""
 
     def _message(self, answer: Answer, ids: Sequence[str]) -> Message:
         message: Message = {"role": "assistant", "content": answer.content}

@@ -324,7 +324,7 @@ class _MarkerWriter(StepWriter):
     def _triggers(self) -> tuple[tuple[str, ...], int]:
         """Find the texts that show that a call begins, and how many steps they have read."""
         syntax = self._syntax
-        first = syntax.call[0]
+        first = chosen(syntax.call)[0]
         if isinstance(first, Marker) and first.text in syntax.starts and not syntax.opening:
             return (first.text,), 1  # all ways to begin lead there
         texts = [one.text for one in syntax.opening if isinstance(one, Marker)]
@@ -357,7 +357,7 @@ class _MarkerWriter(StepWriter):
         # If it was a part of the call, the text before it, which closes with it, is not known.
         in_call = read > 0 and not syntax.opening
         opening = "" if in_call else self._opening(syntax.opening[read:])
-        first = self._any_call(syntax.call[read:]) if in_call else self._call
+        first = self._any_call(chosen(syntax.call)[read:]) if in_call else self._call
         closing = self._closing()
         closing = f"({closing})?" if in_call and closing else closing
         rest = sequence(opening, first, self._more(), closing)
