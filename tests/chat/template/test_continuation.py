@@ -124,6 +124,18 @@ def test_a_message_in_a_channel_is_continued() -> None:
         assert parse([text], HARMONY, parse_tools=False, prompt_tail=tail) == message
 
 
+def test_reasoning_that_the_template_has_begun_is_closed() -> None:
+    source = CHATML.replace("+ message.content", "+ '<think>\\n' + message.content")
+
+    def prompt(last: dict[str, Any]) -> str:
+        return render(last, source=source, format=PLAIN_THINK)
+
+    head = "<|im_start|>assistant\n<think>"
+    assert prompt(said("A")) == head + "\n</think>A"
+    assert prompt(said("A", reasoning_content="so")) == head + "so</think>A"
+    assert prompt(said(reasoning_content="so")) == head + "so"
+
+
 def test_the_part_that_is_continued() -> None:
     assert continued_part([USER, said("A")], "auto") == "content"
     assert continued_part([USER, said("A", reasoning_content="so")], "auto") == "content"

@@ -76,13 +76,17 @@ def render_continued(
             raise TemplateError("The chat template loses the final message.", param="messages")
         return found
 
+    reasoning = format.reasoning
     if part == "content" and not thought:
-        return written() + _text(final)
+        prompt = written()
+        if reasoning is not None and prompt.rstrip().endswith(reasoning.start):
+            prompt += reasoning.end  # the template has begun it
+        return prompt + _text(final)
     opening, is_there, between = written(reasoning_content=_THOUGHT).rpartition(_THOUGHT)
-    if not is_there and format.reasoning is not None:
-        # The template leaves out the reasoning, and may have written an empty one.
-        start, between = format.reasoning.start, format.reasoning.end
-        empty = rf"{re.escape(start)}\s*{re.escape(between)}\s*\Z"
+    if not is_there and reasoning is not None:
+        # The template leaves out the reasoning, and may have begun or written an empty one.
+        start, between = reasoning.start, reasoning.end
+        empty = rf"{re.escape(start)}\s*({re.escape(between)}\s*)?\Z"
         opening = re.sub(empty, "", written()) + start
     elif not is_there:
         return written() + _text(final)
