@@ -53,6 +53,9 @@ def gathered(events: list[dict[str, Any]]) -> tuple[dict[str, Any], str, dict[st
         ("plain", True),  # calls that come alone
         ("gigachat-3", True),  # one call at most
         ("harmony", True),  # channels
+        ("muse-glimmer", True),
+        ("olmo-3", True),  # no marker between calls
+        ("lfm2.5-bare", True),
         ("kimi-k3", False),
     ],
 )

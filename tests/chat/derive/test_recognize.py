@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from tests.support.message_writers import DERIVED, Pattern, Writer, template_of
 from trioserve.chat.derive.probes import ARGUMENTS, NAMES, Answer
 from trioserve.chat.formats.families import HERMES, PLAIN, THINK
-from trioserve.chat.formats.syntax import JsonCall, Reasoning
+from trioserve.chat.formats.syntax import JsonCall, Reasoning, described
 from trioserve.chat.template.render import ChatTemplate
 
 SHOWS_TOOLS = "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -37,9 +37,9 @@ def test_a_template_without_calls(source: str, expected: Any, reasoning: Any) ->
 def test_findings_name_what_was_compared(name: str) -> None:
     writer = DERIVED[name]
     found = dict(ChatTemplate(template_of(writer)).recognized.findings)
-    assert str(writer.format.tool_calls) in found.values()
+    assert described(writer.format.tool_calls) in found.values()
     if writer.reasoning:
-        assert found["reasoning_written"] == str(writer.format.reasoning)
+        assert found["reasoning_written"] == described(writer.format.reasoning)
 
 
 def test_what_does_not_read_back_is_discarded() -> None:
@@ -109,4 +109,12 @@ def test_members_of_calls_have_any_names() -> None:
             arguments_keys=("input",),
             ignored_keys=("type", "id", "kind", "at"),
         ),
+    )
+
+
+def test_findings_say_what_is_not_as_usual() -> None:
+    calls = dict(ChatTemplate(template_of(DERIVED["hermes"])).recognized.findings)["call_as_json"]
+    assert calls == (
+        "ToolCalls(starts=('<tool_call>'), call=(JsonCall(ignored_keys=('type', 'id'))), "
+        "closing=('</tool_call>'))"
     )

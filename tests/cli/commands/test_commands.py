@@ -119,7 +119,7 @@ def test_show_a_template(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "bundled", "--template"]) == 0
     template, found = capsys.readouterr()
     assert found.splitlines()[0] == "format: derived"
-    assert "call_as_json: ToolCalls(starts=('<tool_call>',)" in found
+    assert "call_as_json: ToolCalls(starts=('<tool_call>')" in found
     assert template == json.loads(said(capsys, "show", "--json"))["template"]
     assert "messages" in template
 

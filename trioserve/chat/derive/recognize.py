@@ -19,7 +19,7 @@ from trioserve.chat.derive.compare import (
 )
 from trioserve.chat.derive.probes import NAMES, SAID, THOUGHT, TOOLS, Answer, Probes
 from trioserve.chat.formats.families import ASKED_FOR, PLAIN, SPECIAL, WITHOUT_TOOLS
-from trioserve.chat.formats.syntax import ChatFormat, Reasoning
+from trioserve.chat.formats.syntax import ChatFormat, Reasoning, described
 from trioserve.chat.parse.parser import message_parser
 from trioserve.log import get_logger
 
@@ -50,7 +50,7 @@ def recognize(source: str, probes: Probes, *, shows_tools: bool, shows_calls: bo
     if format.thinking is None:
         comparison, reasoning = _find_reasoning(source, probes)
         if reasoning is not None:
-            findings.append((comparison, str(reasoning)))
+            findings.append((comparison, described(reasoning)))
         if name == "plain" and shows_tools and shows_calls:
             derived = _derive(probes, reasoning, findings)
             if derived is not None:
@@ -89,15 +89,15 @@ def _derive(
         return None
     calls = attrs.evolve(found[1], short_ids=short_ids(probes))
     dropped = content_wrapped(probes, reasoning)
-    findings += [(found[0], str(calls))]
+    findings += [(found[0], described(calls))]
     if dropped:
-        findings += [(content_wrapped.__name__, str(dropped))]
+        findings += [(content_wrapped.__name__, described(dropped))]
     format = ChatFormat(reasoning=reasoning, tool_calls=calls, dropped=dropped)
     for answer in _ANSWERS:
         if calls.bare:  # it can only come first
             answer = attrs.evolve(answer, content="")
         if (problem := _problem_of(format, probes, answer)) is not None:
-            _log.warning("derived format is discarded", problem=problem, calls=str(calls))
+            _log.warning("derived format is discarded", problem=problem, calls=described(calls))
             findings.append(("discarded", problem))
             return None
     return format

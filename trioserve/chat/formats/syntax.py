@@ -158,6 +158,17 @@ def texts_in(description: object) -> Iterator[str]:
             yield from texts_in(getattr(description, field.name))
 
 
+def described(description: object) -> str:
+    """Write a description, without what is as usual."""
+    if isinstance(description, tuple):
+        return f"({', '.join(map(described, description))})"
+    if not attrs.has(kind := type(description)):
+        return repr(description)
+    fields = ((field, getattr(description, field.name)) for field in attrs.fields(kind))
+    given = (f"{field.name}={described(one)}" for field, one in fields if one != field.default)
+    return f"{kind.__name__}({', '.join(given)})"
+
+
 @attrs.frozen(kw_only=True)
 class ToolCalls:
     """Where calls stand in a message, and how each is written.
