@@ -36,7 +36,9 @@ def test_fields_that_contradict_each_other() -> None:
     with pytest.raises(ConfigError, match="reranking needs pooling 'rank', not 'mean'"):
         Config(reranking=True, pooling="mean")
     with pytest.raises(ConfigError, match="pooling has no effect"):
-        Config(pooling="mean")
+        Config(pooling="mean", embd_ctx_size=0)
+    with pytest.raises(ConfigError, match="pooling 'rank' has no effect"):
+        Config(pooling="rank")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import attrs
 import pytest
 
 from tests.support import gguf_models, media_models, tiny_models
@@ -14,7 +15,7 @@ from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ModelLoadError
 from trioserve.llama import estimate as module, layout, library
 from trioserve.llama.context import Context, generation_params, open_context
-from trioserve.llama.embedding import embedding_params
+from trioserve.llama.embedding import LlamaEmbedder, embedding_params
 from trioserve.llama.estimate import measure
 from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel
@@ -42,7 +43,7 @@ def really(config: Config) -> tuple[int, int, int]:
     ],
 )
 def test_it_is_what_is_allocated(fields: dict[str, object]) -> None:
-    config = Config(threads=1, mmproj_auto=False, **fields)
+    config = Config(embd_ctx_size=0, threads=1, mmproj_auto=False, **fields)
     found = measure(config)
     assert (found.weights, found.cache, found.compute) == really(config)
     assert found.cache > 0
@@ -54,7 +55,7 @@ def test_it_is_what_is_allocated(fields: dict[str, object]) -> None:
 def test_of_an_elastic_cache_the_cells_that_may_be_written_to_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = Config(threads=1, mmproj_auto=False, parallel=4, ctx_size=2048)
+    config = Config(embd_ctx_size=0, threads=1, mmproj_auto=False, parallel=4, ctx_size=2048)
     found, (_, addresses, _) = measure(config), really(config)
     assert found.n_ctx == 2048
     assert 2 * found.cache == addresses, "its tokens, and as many in copies"
@@ -65,7 +66,7 @@ def test_of_an_elastic_cache_the_cells_that_may_be_written_to_count(
 @pytest.mark.parametrize("name", ["gemma3", "granitehybrid"])
 def test_of_every_kind_of_memory(tmp_path: Path, name: str) -> None:
     path = str(tiny_models.write_generating(tmp_path, name))
-    config = Config(model=path, threads=1, kv_unified=True)
+    config = Config(embd_ctx_size=0, model=path, threads=1, kv_unified=True)
     found = measure(config)
     assert (found.weights, found.cache, found.compute) == really(config)
     assert found.cache > 0
@@ -73,7 +74,7 @@ def test_of_every_kind_of_memory(tmp_path: Path, name: str) -> None:
 
 def test_of_an_elastic_cache_windows_count_whole(tmp_path: Path) -> None:
     path = str(tiny_models.write_generating(tmp_path, "gemma3"))
-    config = Config(model=path, threads=1, parallel=4)
+    config = Config(embd_ctx_size=0, model=path, threads=1, parallel=4)
     lines: list[str] = []
     with LlamaModel.load(config) as model, library.listening(lines.append):
         open_context(model, config).close()
@@ -84,32 +85,50 @@ def test_of_an_elastic_cache_windows_count_whole(tmp_path: Path) -> None:
 
 def test_of_embeddings(tmp_path: Path) -> None:
     path = gguf_models.write_bert(tmp_path / "bert.gguf").path
-    config = Config(model=str(path), embeddings=True, threads=1)
+    config = Config(embd_ctx_size=0, model=str(path), embeddings=True, threads=1)
     found = measure(config)
     assert (found.weights, found.cache, found.compute) == really(config)
     assert found.cache == 0
 
 
+def test_a_context_for_embeddings_beside_text_is_counted() -> None:
+    alone = Config(embd_ctx_size=0, threads=1, mmproj_auto=False, ctx_size=2048)
+    both = attrs.evolve(alone, embd_ctx_size=512)
+    lines: list[str] = []
+    with LlamaModel.load(alone) as model, library.listening(lines.append):
+        LlamaEmbedder.beside(model, both).close()
+    cache, compute = module._sizes(lines)
+    one, two = measure(alone), measure(both)
+    assert (two.weights, two.cache, two.compute) == (
+        one.weights, one.cache + cache, one.compute + compute
+    )  # fmt: skip
+    assert cache > 0 and compute > 0
+
+
 def test_draft_models_and_adapters_are_counted(tmp_path: Path) -> None:
-    alone = measure(Config(threads=1, mmproj_auto=False))
-    both = measure(Config(threads=1, mmproj_auto=False, spec_draft_model=str(BUNDLED)))
+    alone = measure(Config(embd_ctx_size=0, threads=1, mmproj_auto=False))
+    both = measure(
+        Config(embd_ctx_size=0, threads=1, mmproj_auto=False, spec_draft_model=str(BUNDLED))
+    )
     assert both.weights == 2 * alone.weights
     assert both.cache > alone.cache
     adapter = make_lora(tmp_path / "a.gguf")
-    with_adapter = measure(Config(threads=1, mmproj_auto=False, lora=(str(adapter),)))
+    with_adapter = measure(
+        Config(embd_ctx_size=0, threads=1, mmproj_auto=False, lora=(str(adapter),))
+    )
     assert with_adapter.weights == alone.weights + adapter.stat().st_size
 
 
 def test_a_projector_is_counted(tmp_path: Path) -> None:
     pair = media_models.write_pair(tmp_path, "mlp")
-    alone = measure(Config(model=str(pair.model), ctx_size=256))
-    both = measure(Config(**pair.settings, ctx_size=256))
+    alone = measure(Config(embd_ctx_size=0, model=str(pair.model), ctx_size=256))
+    both = measure(Config(**pair.settings, ctx_size=256, embd_ctx_size=0))
     assert both.weights - alone.weights == pair.projector.stat().st_size
 
 
 def test_what_does_not_fit_is_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "free_memory", lambda: 2**20)
-    config = Config(threads=1)
+    config = Config(embd_ctx_size=0, threads=1)
     assert measure(config).cache > 2**20
     with pytest.raises(ModelLoadError, match="does not fit"), LlamaModel.load(config) as model:
         generation_params(model, config)
@@ -117,7 +136,7 @@ def test_what_does_not_fit_is_only_counted(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_context_that_cannot_even_be_counted() -> None:
     with pytest.raises(ModelLoadError, match="context of 2147483392 tokens does not fit"):
-        measure(Config(threads=1, ctx_size=2**31 - 257))
+        measure(Config(embd_ctx_size=0, threads=1, ctx_size=2**31 - 257))
 
 
 def test_a_log_without_sizes_is_not_taken_for_nothing() -> None:
@@ -136,7 +155,7 @@ def resident():
 
 measure(Config(threads=1))  # what is loaded once
 before = resident()
-found = measure(Config(threads=1, ctx_size=2**20))
+found = measure(Config(embd_ctx_size=0, threads=1, ctx_size=2**20))
 print(found.cache, resident() - before)
 """
 

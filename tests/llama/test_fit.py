@@ -361,7 +361,10 @@ async def test_a_full_server_takes_what_was_estimated(
         monkeypatch.delenv(variable)  # measuring coverage takes memory
     path = BUNDLED if name == "bundled" else tiny_models.write_generating(tmp_path, name)
     flags = ("-m", str(path), "--load-mode", "none", "--no-mmproj-auto", "--cache-ram", "0")
-    found = rooms.plan(Config(model=str(path), load_mode="none", mmproj_auto=False))
+    n_embd = 2048 if name == "bundled" else 0
+    flags += ("--embd-ctx-size", str(n_embd))
+    fields = {"load_mode": "none", "mmproj_auto": False, "embd_ctx_size": n_embd}
+    found = rooms.plan(Config(model=str(path), **fields))
     assert found is not None and found.need.mapped == 0
     async with serving(*flags, timeout=600) as running, running.client() as client:
         prompt = [300 + i % 100 for i in range(found.need.n_ctx - 16)]
@@ -369,5 +372,9 @@ async def test_a_full_server_takes_what_was_estimated(
             "/completion", json={"prompt": prompt, "n_predict": 2}, timeout=300
         )
         assert answer.status_code == 200, answer.text
+        if n_embd:
+            text = " ".join(["word"] * (n_embd // 2))
+            answer = await client.post("/v1/embeddings", json={"input": [text, text]})
+            assert answer.status_code == 200, answer.text
         taken = anonymous(running.process.pid)
     assert taken == pytest.approx(found.need.ram, rel=0.05, abs=8 * MIB)

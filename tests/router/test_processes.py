@@ -179,7 +179,7 @@ async def test_models_of_a_directory_within_a_limit_of_memory(
     for name in ("first", "second"):
         (tmp_path / f"{name}.gguf").symlink_to(BUNDLED)
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
-    own_args = ("-t", "1", "-np", "1", "-c", "4096")
+    own_args = ("-t", "1", "-np", "1", "-c", "4096", "--embd-ctx-size", "0")
     catalog = await trio.to_thread.run_sync(Catalog, Config(models_dir=str(tmp_path)), own_args)
     with patiently():
         async with Fleet(catalog, max_memory=30 * 2**20) as fleet:

@@ -235,7 +235,11 @@ def _conflicts_with_embeddings(config: Config) -> Iterator[tuple[object, str]]:
     ):
         yield value and not generates, f"{field} has no effect on embeddings and reranking"
     yield (
-        config.pooling != "auto" and generates,
+        config.pooling == "rank" and generates,
+        "pooling 'rank' has no effect without reranking",
+    )
+    yield (
+        config.pooling != "auto" and generates and not config.embd_ctx_size,
         "pooling has no effect without embeddings or reranking",
     )
     yield (

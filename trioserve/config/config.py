@@ -460,6 +460,9 @@ class Config:
         help="the instruction that the loaded model gets with a recording to transcribe")
 
     # -- Embeddings
+    embd_ctx_size: int = _embedding(2048, min=0,
+        help="context for embeddings beside a model that generates text, in tokens; the first "
+        "request for embeddings makes it; 0 = none")
     embeddings: bool = _embedding(False, "--embedding --embeddings LLAMA_ARG_EMBEDDINGS",
         help="serve embeddings only, and generate no text")
     reranking: bool = _embedding(False, "--rerank --reranking LLAMA_ARG_RERANKING",

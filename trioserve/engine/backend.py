@@ -419,17 +419,18 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
 
     @property
     def drafters(self) -> Sequence[Drafter]:
-        """Drafters that came with the model, in the order in which to ask them.
-
-        The engine closes them, before the backend.
-        """
+        """Drafters that came with the model, in their order. The engine closes them, before it."""
 
     @property
     def projector(self) -> Projector | None:
-        """Turns media into embeddings; None: the model takes text only.
+        """Turns media into embeddings; None: the model takes text only. The backend closes it."""
 
-        The backend closes it.
-        """
+    @property
+    def embedding_pooling(self) -> str | None:
+        """The pooling of `embedder`; None: there is none."""
+
+    def embedder(self) -> EmbeddingBackend:
+        """Make a context for embeddings, which keeps the weights. Raises ModelLoadError."""
 
     def decode(self) -> None:
         """Run the batch. On `KVCacheFullError` the cache is as it was before.

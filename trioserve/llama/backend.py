@@ -24,6 +24,7 @@ from trioserve.llama.context import (
     threads,
 )
 from trioserve.llama.drafter import LlamaDrafter, divide, load_drafter
+from trioserve.llama.embedding import LlamaEmbedder, pooling_beside
 from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
 from trioserve.llama.header import check_adapter
@@ -165,6 +166,15 @@ class LlamaBackend:
                 backend.drafters = (load_drafter(model, context, config, draft_progress),)
             made.pop_all()
         return backend
+
+    @property
+    def embedding_pooling(self) -> str | None:
+        """How `embedder` pools; None: there is none."""
+        return pooling_beside(self._model, self._config) if self._config.embd_ctx_size else None
+
+    def embedder(self) -> LlamaEmbedder:
+        """Make a context for embeddings, as `Backend` has it."""
+        return LlamaEmbedder.beside(self._model, self._config)
 
     def set_adapters(self, adapters: Adapters) -> None:
         """Use these LoRA adapters, as `Backend` has it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -15,13 +16,14 @@ from trioserve.errors import DecodeError, ModelLoadError, NotSupportedError
 from trioserve.llama import no_logits
 from trioserve.llama.batch import LlamaBatch, decode_pieces
 from trioserve.llama.context import Context, generation_params, thread_choices
-from trioserve.llama.layout import for_embeddings
+from trioserve.llama.layout import beside_text, for_embeddings
 from trioserve.llama.library import lib
 from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import LlamaModel, Progress
 from trioserve.log import get_logger
 from trioserve.models import resolve_projector
 from trioserve.types import TokenId
+from trioserve.whole_numbers import whole_number
 
 _log = get_logger("llama")
 
@@ -46,6 +48,8 @@ class LlamaEmbedder(EmbeddingBackend):
 
     def __init__(self, model: LlamaModel, context: Context, config: Config) -> None:
         self._model = model
+        #: Closes what is not its own, in place of the model.
+        self._give_back: Callable[[], None] | None = None
         self._context = context
         self.info = model.info
         self.vocab = model.vocab
@@ -90,6 +94,24 @@ class LlamaEmbedder(EmbeddingBackend):
             if (why := embedder._refusal()) is not None:
                 raise ModelLoadError(f"The model in {model.info.path} {why}.")
             made.pop_all()
+        return embedder
+
+    @classmethod
+    def beside(cls, model: LlamaModel, config: Config) -> LlamaEmbedder:
+        """Make a context of a model that generates text, which keeps the weights until its end.
+
+        Raises:
+            ModelLoadError: it cannot be made, for want of memory.
+            ServerClosingError: the model is closed.
+        """
+        pooling = pooling_beside(model, config)
+        own = beside_text(config, model.info.n_ctx_train, pooling)
+        with ExitStack() as made:  # undone where the rest fails
+            made.callback(model.lend())
+            embedder = cls(
+                model, made.enter_context(Context(model, embedding_params(model, own))), own
+            )
+            embedder._give_back = made.pop_all().close
         return embedder
 
     def _refusal(self) -> str | None:
@@ -173,8 +195,24 @@ class LlamaEmbedder(EmbeddingBackend):
         """Free the projector, the context and the model, in this order. Closing twice is fine."""
         if self.projector is not None:
             self.projector.close()
+        if self._give_back is not None:
+            self._give_back()  # nothing, the second time
+            return
         self._context.close()
         self._model.close()
+
+
+def pooling_beside(model: LlamaModel, config: Config) -> str:
+    """Choose the pooling of embeddings of a model that generates text.
+
+    Where neither the configuration nor the file says, it is that of the last token, which has seen
+    the whole text.
+    """
+    if config.pooling != "auto":
+        return config.pooling
+    number = whole_number(model.metadata.get(f"{model.arch}.pooling_type", ""))
+    said = POOLINGS[number] if number is not None and number < len(POOLINGS) else "none"
+    return "last" if said in ("none", "rank") else said
 
 
 def _labels(model: LlamaModel) -> tuple[str, ...]:

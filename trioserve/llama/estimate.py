@@ -18,8 +18,8 @@ from trioserve.errors import BackendMismatchError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.context import Context, generation_params
 from trioserve.llama.drafter import draft_config
-from trioserve.llama.embedding import embedding_params
-from trioserve.llama.layout import CELL, choose
+from trioserve.llama.embedding import embedding_params, pooling_beside
+from trioserve.llama.layout import CELL, beside_text, choose
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.model import LlamaModel, gib
@@ -78,17 +78,24 @@ def measure(config: Config) -> Estimate:
             if config.spec_draft_model is not None:
                 draft = draft_config(config, context)
             n_ctx = context.n_ctx
-        cache, compute = _sizes(lines)
+        (cache, compute), windows, beside = _sizes(lines), _windows(lines), (0, 0)
+        if config.embd_ctx_size and not config.serves_embeddings:
+            own = beside_text(config, model.info.n_ctx_train, pooling_beside(model, config))
+            lines = []
+            with library.listening(lines.append):
+                Context(model, embedding_params(model, own)).close()
+            beside = _sizes(lines)
         if layout is not None and layout.is_elastic:  # no more cells are written to at a time
-            windows, n_cells = _windows(lines), layout.n_ctx + layout.n_copies
+            n_cells = layout.n_ctx + layout.n_copies
             cache = (cache - windows) * n_cells // layout.n_cells + windows
+        cache, compute = cache + beside[0], compute + beside[1]
         weights = lib.llama_model_size(model.handle)
     weights += total_size(Path(path) for path, _ in config.lora_files)
     projector = None if config.reranking else resolve_projector(config)
     if projector is not None:
         weights += total_size([projector])
     if draft is not None:
-        other = measure(draft)
+        other = measure(attrs.evolve(draft, embd_ctx_size=0))
         weights, cache, compute = (
             weights + other.weights, cache + other.cache, compute + other.compute
         )  # fmt: skip

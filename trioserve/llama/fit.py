@@ -34,6 +34,7 @@ from trioserve.llama.layout import (
     CELL,
     Layout,
     LayoutFacts,
+    beside_text,
     decide,
     for_embeddings,
     pad,
@@ -168,6 +169,8 @@ def need(models: Models, config: Config, room: Room) -> Need:
         own = draft_config(config, layout_of(models.model, config, room))
         found += _need(models.draft, own, room)
         process += _TOKEN * models.draft.n_vocab
+    if config.embd_ctx_size and not config.serves_embeddings:
+        found += _need(_without_weights(models.model), beside(models.model, config), room)
     mapped = found.weights if models.is_mapped else 0
     return Need(
         process=process,
@@ -181,6 +184,16 @@ def need(models: Models, config: Config, room: Room) -> Need:
 
 
 # -- one model
+
+
+def beside(shape: Shape, config: Config) -> Config:
+    """Set what a second context has, which makes embeddings; the pooling takes no memory."""
+    return beside_text(config, shape.n_ctx_train, "last")
+
+
+def _without_weights(shape: Shape) -> Shape:
+    layers = tuple(attrs.evolve(one, weights=0, dense=0, experts=0) for one in shape.layers)
+    return attrs.evolve(shape, layers=layers, embedding=0, output=0)
 
 
 @attrs.frozen

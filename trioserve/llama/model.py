@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trioserve.config import Config
 from trioserve.config.readers import unicode_name
-from trioserve.errors import ModelLoadError
+from trioserve.errors import ModelLoadError, ServerClosingError
 from trioserve.llama import devices, header, last_word, library
 from trioserve.llama.library import HandleOwner, lib
 from trioserve.llama.machine import (
@@ -53,6 +54,8 @@ class LlamaModel(HandleOwner):
         self.has_weights = has_weights
         self._in_use = mark_in_use(path) if has_weights else None
         self._swa_full = config.swa_full
+        self._lending = threading.Lock()
+        self._n_lent, self._is_closing = 0, False
         try:
             self.metadata = _metadata(handle) | devices.overridden(config)
             if not is_head:
@@ -92,8 +95,34 @@ class LlamaModel(HandleOwner):
         handle = _load_weights(path, config, progress, weights)
         return cls(handle, path, config, has_weights=weights, is_head=is_head)
 
+    def lend(self) -> Callable[[], None]:
+        """Keep the weights for another context, until what this returns is called, once.
+
+        Raises:
+            ServerClosingError: the model is closed.
+        """
+        with self._lending:
+            if self._is_closing:
+                raise ServerClosingError
+            self._n_lent += 1
+
+        def give_back() -> None:
+            with self._lending:
+                self._n_lent -= 1
+                is_last = self._is_closing and not self._n_lent
+            if is_last:
+                self._free()
+
+        return give_back
+
     def close(self) -> None:
-        """Free the weights. Closing twice is fine."""
+        """Free the weights, as soon as they are lent no more. Closing twice is fine."""
+        with self._lending:
+            self._is_closing, is_lent = True, self._n_lent > 0
+        if not is_lent:
+            self._free()
+
+    def _free(self) -> None:
         if hasattr(self, "vocab"):
             self.vocab.close()
         handle, self.handle = self.handle, None

@@ -88,6 +88,8 @@ class LoadedModel:
     has_whisper: bool = False
     #: The pooling of an embedding model, "rank" for a reranker; None: it generates text.
     pooling: str | None = None
+    #: The pooling of embeddings, also of a model that generates text; None: it makes none.
+    embedding_pooling: str | None = None
     #: The classes of a model that classifies; a reranker has at most one, or says yes or no.
     classes: Sequence[str] = ()
 
@@ -127,6 +129,7 @@ class LoadedModel:
             else Modalities(vision=projector.sees, audio=projector.hears),
             has_whisper=config.transcription_model is not None,
             pooling=pooling,
+            embedding_pooling=engine.embedding_pooling if isinstance(engine, Engine) else pooling,
             classes=engine.labels if isinstance(engine, EmbeddingEngine) else (),
             has_chat_template=has_template if pooling is None else None,
             context_advice=_context_advice(engine, config),
@@ -178,9 +181,10 @@ class LoadedModel:
 
     def check_embeds(self) -> None:
         """Check that the model computes embeddings. Raises NotSupportedError."""
-        if self.pooling is None:
+        if self.embedding_pooling is None:
             raise NotSupportedError(
-                "This server does not support embeddings. Start it with `--embeddings`"
+                "This server does not support embeddings. Start it with `--embeddings`, or without "
+                "`--embd-ctx-size 0`"
             )
         if self.pooling == "rank":
             raise NotSupportedError("This server ranks documents and computes no embeddings.")
@@ -195,7 +199,7 @@ class LoadedModel:
 
     def check_scores(self) -> None:
         """Check that the model compares texts. Raises NotSupportedError."""
-        if self.pooling is None:
+        if self.embedding_pooling is None:
             raise NotSupportedError(
                 "This server does not score texts. Start it with `--reranking`, or with "
                 "`--embeddings`"

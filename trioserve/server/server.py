@@ -18,7 +18,13 @@ from trioserve.concurrency import EnteredOnce, alongside
 from trioserve.config import Config
 from trioserve.errors import ConfigError, NotSupportedError, RateLimitError
 from trioserve.server.context import ANYONE, RequestContext
-from trioserve.server.generation.embeddings import Classification, Cut, Embeddings, Ranking
+from trioserve.server.generation.embeddings import (
+    Classification,
+    Cut,
+    Embedder,
+    Embeddings,
+    Ranking,
+)
 from trioserve.server.generation.requests import Queue, ServerResources, cache_owner
 from trioserve.server.generation.slots import Moved
 from trioserve.server.generation.text import ChatOpening
@@ -167,6 +173,16 @@ class Server(EnteredOnce, ModelServer):
         async with self.lifecycle.use(context) as services:
             return await services.media.load_once(await services.prompts.parse(messages), hold)
 
+    @asynccontextmanager
+    async def _embedder(
+        self, context: RequestContext, check: Callable[[LoadedModel], None]
+    ) -> AsyncIterator[Embedder]:
+        async with (
+            self.lifecycle.use(context, check) as services,
+            services.embedder(context) as embedder,
+        ):
+            yield embedder
+
     async def embed(
         self,
         inputs: str | Sequence[AnyPrompt],
@@ -180,9 +196,8 @@ class Server(EnteredOnce, ModelServer):
         """See `ModelServer`."""
         context = only_context(fields, context)
         with self.lifecycle.gate.open():
-            async with self.lifecycle.use(context, LoadedModel.check_embeds) as services:
-                embed = services.embedder.embed
-                return await embed(inputs, dimensions, normalize, priority, context)
+            async with self._embedder(context, LoadedModel.check_embeds) as embedder:
+                return await embedder.embed(inputs, dimensions, normalize, priority, context)
 
     async def rerank(
         self,
@@ -198,10 +213,9 @@ class Server(EnteredOnce, ModelServer):
         """See `ModelServer`."""
         context = only_context(fields, context)
         with self.lifecycle.gate.open():
-            async with self.lifecycle.use(context, LoadedModel.check_ranks) as services:
-                return await services.embedder.rerank(
-                    query, documents, (most, cut), priority, context
-                )
+            async with self._embedder(context, LoadedModel.check_ranks) as embedder:
+                cuts = most, cut
+                return await embedder.rerank(query, documents, cuts, priority, context)
 
     async def classify(
         self,
@@ -214,8 +228,8 @@ class Server(EnteredOnce, ModelServer):
         """See `ModelServer`."""
         context = only_context(fields, context)
         with self.lifecycle.gate.open():
-            async with self.lifecycle.use(context, LoadedModel.check_classifies) as services:
-                return await services.embedder.classify(inputs, priority, context)
+            async with self._embedder(context, LoadedModel.check_classifies) as embedder:
+                return await embedder.classify(inputs, priority, context)
 
     @asynccontextmanager
     async def transcribing(

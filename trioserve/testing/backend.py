@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from trioserve.chat.template.builtin import CHATML
-from trioserve.engine.backend import Drafter, MediaPiece
+from trioserve.engine.backend import Drafter, EmbeddingBackend, MediaPiece
 from trioserve.errors import (
     DecodeInterruptedError,
     InvalidRequestError,
@@ -112,7 +112,7 @@ class ScriptedBackend:
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
     `is_elastic`, `n_ctx_copies`, `can_cut`, `cuttable`, `window`, `sliding_window`,
-    `chat_template`, `adapters`, `drafters` and `projector`.
+    `chat_template`, `adapters`, `drafters`, `projector`, `embedding_pooling` and `embedder`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
@@ -156,6 +156,8 @@ class ScriptedBackend:
     adapters: Sequence[AdapterInfo] = ()
     drafters: Sequence[Drafter] = ()
     projector: ScriptedProjector | None = None
+    embedding_pooling: str | None = None
+    embedder: Callable[[], EmbeddingBackend] = attrs.field(default=None)
 
     def __attrs_post_init__(self) -> None:
         self.current_adapters: Adapters = ()

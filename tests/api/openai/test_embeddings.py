@@ -240,7 +240,10 @@ async def test_a_text_that_is_too_long_names_the_flag(model: Bert) -> None:
         )
 
 
-TEXT_ONLY = "This server does not support embeddings. Start it with `--embeddings`"
+TEXT_ONLY = (
+    "This server does not support embeddings. Start it with `--embeddings`, or without "
+    "`--embd-ctx-size 0`"
+)
 VECTORS_ONLY = (
     "This server computes embeddings and generates no text. "
     "Start it without `--embeddings` and `--reranking`"

@@ -108,7 +108,7 @@ def check_pools(server: ModelServer) -> None:
         NotSupportedError: it makes none.
     """
     server.model.check_embeds()
-    if server.model.pooling == "none":
+    if server.model.embedding_pooling == "none":
         raise InvalidRequestError(
             "This server makes a vector of each token, because its pooling is 'none', and this "
             "route has one for each text. POST /embeddings gives them."

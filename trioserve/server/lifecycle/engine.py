@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import attrs
 import trio
@@ -80,6 +80,8 @@ class Loader(Protocol):
 #: Seconds to wait for the running step when the engine stops.
 _JOIN_SECONDS = 60.0
 
+_Backend = TypeVar("_Backend", bound=AnyBackend)
+
 #: Runs an engine during a block.
 Driver = Callable[[EngineLoop], AbstractAsyncContextManager[None]]
 
@@ -100,13 +102,32 @@ async def running_engine(
     strategy = load_strategy(config.strategy, config.max_tick_ms)
     if not config.cont_batching:
         strategy = AnswersFirst(strategy)
+    make = partial(_make_loop, config, strategy)
+    loading = partial(load, config, progress=_go_on)
+    async with engine_of(config, loading, make, drive, failure) as running:
+        yield running
+
+
+@asynccontextmanager
+async def engine_of(
+    config: Config,
+    load: Callable[[], _Backend],
+    make: Callable[[_Backend, Callable[[], None]], EngineLoop],
+    drive: Driver,
+    failure: AsyncValue[EngineError | None],
+) -> AsyncIterator[tuple[EngineLoop, Dispatcher]]:
+    """Run the engine that is made of a backend during a block; `load` may block a thread.
+
+    Raises as `load`, and:
+        BridgeError: no descriptors are left.
+    """
     async with AsyncExitStack() as stack:
         bridge = open_bridge()
         stack.callback(bridge.close)
-        backend = await trio.to_thread.run_sync(partial(load, config, progress=_go_on))
+        backend = await trio.to_thread.run_sync(load)
         async with AsyncExitStack() as owner:
             owner.push_async_callback(_close, backend)
-            loop = _make_loop(config, backend, strategy, bridge.notify)
+            loop = make(backend, bridge.notify)
             dispatcher = Dispatcher(
                 loop,
                 bridge,
@@ -120,7 +141,7 @@ async def running_engine(
 
 
 def _make_loop(
-    config: Config, backend: AnyBackend, strategy: BatchStrategy, notify: Callable[[], None]
+    config: Config, strategy: BatchStrategy, backend: AnyBackend, notify: Callable[[], None]
 ) -> EngineLoop:
     if isinstance(backend, EmbeddingBackend):
         return EmbeddingEngine(backend, notify)

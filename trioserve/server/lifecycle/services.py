@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import attrs
 import trio
 
@@ -12,12 +15,14 @@ from trioserve.engine.loop import EngineLoop
 from trioserve.fair_limiter import Workers
 from trioserve.log import get_logger
 from trioserve.server.adapters import AdapterScales
+from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Dispatcher
 from trioserve.server.generation.embeddings import Embedder
 from trioserve.server.generation.requests import Admission, Requests, ServerResources
 from trioserve.server.generation.slots import SlotFiles
 from trioserve.server.generation.text import TextGenerator
-from trioserve.server.lifecycle.engine import Health
+from trioserve.server.lifecycle.beside import EmbeddingsBeside
+from trioserve.server.lifecycle.engine import Driver, Health
 from trioserve.server.media.loader import MediaLoader
 from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.infill import InfillPrompts
@@ -37,13 +42,14 @@ _DELAY = 10.0
 class EngineServices:
     """The parts of a server that exist while its model is loaded, for one engine.
 
-    A server generates either text or embeddings.
+    The engine generates either text or embeddings; beside text, there may be a second one.
     """
 
     _resources: ServerResources
     model: LoadedModel
     loop: EngineLoop
     dispatcher: Dispatcher
+    _drive: Driver
 
     def __attrs_post_init__(self) -> None:
         resources, model, loop, dispatcher = self._resources, self.model, self.loop, self.dispatcher
@@ -72,8 +78,10 @@ class EngineServices:
                 self.adapters,
             )
             self._slots = SlotFiles(loop, dispatcher, self.adapters, config)
+            texts = MediaPrompts(model, None, self._loader, self.workers, memory, fps)
+            self._beside = EmbeddingsBeside(resources, loop, self._drive, self.workers, texts)
         elif isinstance(loop, EmbeddingEngine):
-            self.embedder = Embedder(loop, self.requests, self.workers, self.media)
+            self._embedder = Embedder(loop, self.requests, self.workers, self.media)
         if model.transcribes:
             transcriber = self._transcriber(config)
             self._transcriptions = Transcriptions(transcriber, self._loader, self.requests)
@@ -91,6 +99,20 @@ class EngineServices:
             rate=self.loop.projector.audio_rate,
             instruction=config.transcription_prompt,
         )
+
+    @asynccontextmanager
+    async def embedder(self, context: RequestContext) -> AsyncIterator[Embedder]:
+        """Give what computes embeddings, for a block. Raises as `EmbeddingsBeside.use`."""
+        if self.model.pooling is not None:
+            yield self._embedder
+            return
+        async with self._beside.use(context) as embedder:
+            yield embedder
+
+    async def run(self) -> None:
+        """Run what the model does beside the requests of its engine, until cancelled."""
+        if self.model.pooling is None:
+            await self._beside.run()
 
     @property
     def slots(self) -> SlotFiles:

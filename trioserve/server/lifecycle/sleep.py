@@ -196,7 +196,7 @@ class ModelLifecycle:
         async with self._room(), running as (loop, dispatcher):
             introduce = partial(LoadedModel.introduce, loop, config)
             model = await trio.to_thread.run_sync(introduce)
-            services = EngineServices(self._resources, model, loop, dispatcher)
+            services = EngineServices(self._resources, model, loop, dispatcher, self._drive)
             if self._model is not None:
                 seconds = round(trio.current_time() - began, 3)
                 _log.info("awake", model=model.info.name, seconds=seconds)
@@ -205,7 +205,9 @@ class ModelLifecycle:
                 metrics.model_name = model.info.name
                 metrics.adapters = services.adapters.names
             telemetry.attach(loop)
-            async with alongside(dispatcher.run, dispatcher.watch, services.health.run):
+            async with alongside(
+                dispatcher.run, dispatcher.watch, services.health.run, services.run
+            ):
                 try:
                     await self.adapters.restore(services, self._scales)
                     yield services
