@@ -218,6 +218,27 @@ def test_forced_tool_calls_with_every_template(tmp_path: Path) -> None:
         assert arguments["city"] in ("\u00c5lesund", "Rome") and arguments["days"] in (1, 2), name
 
 
+@needs_the_sources
+def test_with_thinking_off_every_template_answers_at_once(tmp_path: Path) -> None:
+    """The weights are random, so that reasoning that has begun would go on up to the limit."""
+    templates = chat_templates()
+    path = write_sentence_pieces(tmp_path / "model.gguf", context=8192)
+    off = drawn(messages=ASK, max_tokens=60, enable_thinking=False)
+    calls = {"tools": TOOLS, "tool_choice": "required"}
+    for name in sorted(templates):
+        template = templates[name].read_text(encoding="utf-8")
+        with served_model(path, parallel=1, ctx_size=8192, chat_template=template) as served:
+            for fields in (
+                {"guided_choice": ["yes", "no"]},
+                {"guided_json": {"enum": [1, 2]}},
+                calls,
+            ):
+                [choice] = served.post("/v1/chat/completions", off | fields)["choices"]
+                message = choice["message"]
+                assert "reasoning_content" not in message, name
+                assert message["content"] or message["tool_calls"], name
+
+
 def deltas_of(served: ServedModel, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Ask for a stream of a chat, and return what each event adds."""
     events = served.stream("/v1/chat/completions", body)

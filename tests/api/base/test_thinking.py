@@ -176,6 +176,13 @@ async def test_without_a_switch_the_answer_comes_at_once(name: str) -> None:
             assert await answered(client, "/v1/chat/completions", fields) == ('{"a":1}', None)
 
 
+async def test_a_format_without_reasoning_answers_at_once_in_its_channel() -> None:
+    backend = answering('{"a":1}', chat_template=PLAIN + "{# >>>all #}>>>")
+    async with client_of(backend) as client:
+        for fields in grammars("/v1/chat/completions")[1:]:
+            assert await answered(client, "/v1/chat/completions", fields) == ('{"a":1}', None)
+
+
 async def test_reasoning_that_begins_anyway_ends_at_once() -> None:
     backend = answering("<think>Yes", chat_template=NO_SWITCH["may begin"])
     async with client_of(backend, reasoning_budget_message="Well") as client:

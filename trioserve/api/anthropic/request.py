@@ -255,8 +255,8 @@ class CountTokensRequest(ThinkingRequest):
     @property
     def chat_params(self) -> ChatParams:
         """What the prompt depends on, beside the messages, and what becomes of the output."""
-        return attrs.evolve(
-            self.thinking_params,
+        return ChatParams(
+            **self.thinking_params,
             tools=self.tools,
             tool_choice=self.tool_choice.choice,
             parallel_tool_calls=self.tool_choice.parallel,

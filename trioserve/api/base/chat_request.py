@@ -244,11 +244,11 @@ class TemplateRequest(ThinkingRequest):
     @property
     def chat_params(self) -> ChatParams:
         """What the prompt depends on, beside the messages."""
-        return attrs.evolve(
-            self.thinking_params,
+        return ChatParams(
             tools=self.tools,
             add_generation_prompt=self.continuation.add_generation_prompt,
             continue_final_message=self.continuation.continue_final_message,
+            **self.thinking_params,
         )
 
 

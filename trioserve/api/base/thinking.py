@@ -7,7 +7,7 @@ Programs send the fields of one API to any other. So all routes for chats read a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import attrs
@@ -23,7 +23,6 @@ from trioserve.api.base.fields import (
     json_type,
     mapping,
 )
-from trioserve.chat.params import ChatParams
 
 _T = TypeVar("_T")
 
@@ -86,8 +85,11 @@ def _template_kwargs(value: Any) -> dict[str, Any]:
     return kwargs
 
 
-def _first(values: Iterable[_T | None]) -> _T | None:
-    return next((each for each in values if each is not None), None)
+def _first(*values: _T | None) -> _T | None:
+    for each in values:
+        if each is not None:
+            return each
+    return None
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -117,7 +119,7 @@ class ThinkingRequest(RequestBody):
         level = self.think if isinstance(self.think, str) else None
         variable = self.chat_template_kwargs.get("reasoning_effort")
         of_template = variable if isinstance(variable, str) else None
-        return _first((self.reasoning.effort, self.reasoning_effort, level, of_template))
+        return _first(self.reasoning.effort, self.reasoning_effort, level, of_template)
 
     @property
     def thinks(self) -> bool | None:
@@ -126,26 +128,26 @@ class ThinkingRequest(RequestBody):
         Of fields that contradict one another, the first in this order counts: the switches, the
         effort "none", the variables of the template, any other effort.
         """
-        effort, variables = self.effort, self.chat_template_kwargs
-        switches = (
-            self.thinking and self.thinking.type != "disabled",
+        effort, variable = self.effort, self.chat_template_kwargs.get("thinking")
+        return _first(
+            None if self.thinking is None else self.thinking.type != "disabled",
             self.enable_thinking,
             self.think if isinstance(self.think, bool) else None,
             self.reasoning.enabled,
             False if effort == "none" else None,
-            *(variables.get(name) for name in ("enable_thinking", "thinking")),
+            self.chat_template_kwargs.get("enable_thinking"),
+            variable if isinstance(variable, bool) else None,
             None if effort is None else True,
             self.thinks_unasked,
         )
-        return _first(each if isinstance(each, bool) else None for each in switches)
 
     @property
     def budget(self) -> int:
         """The most tokens of thinking; -1: as the configuration has it."""
         options = self.thinking
         enabled = self.enabled_budget if options and options.type == "enabled" else None
-        of_options = None if options is None else _first((options.budget_tokens, enabled))
-        found = _first((self.reasoning_budget, of_options, self.reasoning.max_tokens))
+        of_options = None if options is None else _first(options.budget_tokens, enabled)
+        found = _first(self.reasoning_budget, of_options, self.reasoning.max_tokens)
         return -1 if found is None else found
 
     @property
@@ -163,11 +165,11 @@ class ThinkingRequest(RequestBody):
         return variables
 
     @property
-    def thinking_params(self) -> ChatParams:
-        """The one value that all of these fields have."""
+    def thinking_params(self) -> dict[str, Any]:
+        """The one value that all of these fields have: fields of `ChatParams`."""
         is_shown = self.include_reasoning and not self.reasoning.exclude
-        return ChatParams(
-            template_kwargs=self.template_kwargs,
-            reasoning_budget=self.budget,
-            reasoning_format=None if is_shown else "hidden",
-        )
+        return {
+            "template_kwargs": self.template_kwargs,
+            "reasoning_budget": self.budget,
+            "reasoning_format": None if is_shown else "hidden",
+        }

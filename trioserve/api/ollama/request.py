@@ -392,8 +392,8 @@ class OllamaChatRequest(OllamaRequest):
     @property
     def chat_params(self) -> ChatParams:
         """What the prompt depends on, beside the messages, and what becomes of the output."""
-        return attrs.evolve(
-            self.thinking_params,
+        return ChatParams(
+            **self.thinking_params,
             tools=self.tools,
             add_generation_prompt=not self.continue_final_message,
             continue_final_message="auto" if self.continue_final_message else None,
@@ -426,7 +426,7 @@ class OllamaGenerateRequest(OllamaRequest):
     @property
     def chat_params(self) -> ChatParams:
         """What the prompt depends on, beside the messages, and what becomes of the output."""
-        return attrs.evolve(self.thinking_params, parse_tools=False)
+        return ChatParams(**self.thinking_params, parse_tools=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

@@ -321,10 +321,10 @@ class TextGenerator:
         calls = bool(chat.tools) and choice.mode != "none"
         if not (thinks := self._thinks(chat)):
             chat = attrs.evolve(chat, reasoning_budget=0, reasoning_message="")
-            if thinking is not None and format.channels is not None and not calls:
+            if format.channels is not None and not calls and (thinking or params.grammar):
                 # Nothing but the answer may come, and so its header stands for the end.
                 header = "".join(texts[0] for texts in format.channels.answer)
-                thinking = attrs.evolve(thinking, end=header, begun=True)
+                thinking = Thinking(start="", end=header, begun=True)
         grammar = params.grammar
         is_formatted = grammar is not None and not grammar.lazy
         if calls:
@@ -367,8 +367,10 @@ class TextGenerator:
 
     def _thinks(self, chat: ChatParams) -> bool:
         """Whether the model may think before it answers. Where it is continued, it has begun to."""
+        if chat.continue_final_message is not None:
+            return True
         is_off = self.model.variables_of(chat).get("enable_thinking") is False
-        return not is_off or chat.continue_final_message is not None
+        return not is_off and self.model.template.format.thinking is not None
 
     def _choice(self, chat: ChatParams) -> ToolChoice:
         choice = choose(chat.tool_choice, chat.tools or ())
