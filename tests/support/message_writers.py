@@ -377,11 +377,6 @@ DERIVED = {
         reasoning="<think>\n{}\n</think>\n\n\n",
         content="<response>\n{}\n</response>\n",
     ),
-    "hunyuan-a13b": derive(
-        Pattern(OBJECT, join=", ", around="<tool_calls>[{}]</tool_calls>\n</answer>"),
-        reasoning="<think>\n{}\n</think>\n",
-        content="<answer>\n{}\n</answer>",
-    ),
     "function-gemma": derive(gemma("<start_function_call>", "<escape>", "<end_function_call>")),
 }
 
@@ -415,8 +410,17 @@ _NAMED = (
         write_calls=attrs.evolve(PYTHON, around="[{}]"),
     ),
     Writer(
-        format=families.PHI4_MINI,
+        format=families.PHI4_MINI_GENERIC,
         write_calls=Pattern(OBJECT, join=", ", around='{"tool_calls": [{}]}'),
+    ),
+    Writer(
+        format=families.PHI4_MINI, write_calls=Pattern(OBJECT, join=", ", around="functools[{}]")
+    ),
+    Writer(
+        format=families.HUNYUAN_A13B,
+        write_calls=Pattern(OBJECT, join=", ", around="<tool_calls>[{}]</tool_calls>\n</answer>"),
+        reasoning="<think>\n{}\n</think>\n",
+        content="<answer>\n{}\n</answer>",
     ),
     Writer(
         format=families.KIMI_K3,

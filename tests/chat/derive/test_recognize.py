@@ -33,6 +33,22 @@ def test_a_template_without_calls(source: str, expected: Any, reasoning: Any) ->
     assert (found.tool_calls, found.reasoning) == (expected.tool_calls, reasoning)
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("<|header_start|>", "llama-4"),
+        ("call as functools[...]<|end|>", "phi-4-mini"),
+        ("<|startoftext|><|extra_0|>", "hunyuan-a13b"),
+    ],
+)
+def test_models_that_write_otherwise_than_their_templates(source: str, name: str) -> None:
+    """Here the templates write calls that could be derived."""
+    calls = "{% for m in messages if m.tool_calls %}{{ m.tool_calls | tojson }}{% endfor %}"
+    template = ChatTemplate(SHOWS_TOOLS + source + calls)
+    assert template.capabilities.supports_tool_calls
+    assert template.recognized.name == name
+
+
 @pytest.mark.parametrize("name", sorted(DERIVED))
 def test_findings_name_what_was_compared(name: str) -> None:
     writer = DERIVED[name]

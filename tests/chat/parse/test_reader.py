@@ -539,16 +539,16 @@ F, G = call("f", '{"a": "x", "b": 1}'), call("g", "{}", 1)
         (families.LFM2, "[f(a='x', b=1), g()]", (F, G)),
         (families.LFM2, "<|tool_call_start|>[f(a='x', b=1)]<|tool_call_end|>", (F,)),
         (
-            families.PHI4_MINI,
+            families.PHI4_MINI_GENERIC,
             'functools[{"name": "f", "arguments": {"a": "x", "b": 1}}, {"name": "g"}]',
             (F, G),
         ),
         (
-            families.PHI4_MINI,
+            families.PHI4_MINI_GENERIC,
             '<|tool_call|>[{"name": "f", "arguments": {"a": "x", "b": 1}}]<|/tool_call|>',
             (F,),
         ),
-        (families.PHI4_MINI, '[{"name": "f", "parameters": {"a": "x", "b": 1}}]', (F,)),
+        (families.PHI4_MINI_GENERIC, '[{"name": "f", "parameters": {"a": "x", "b": 1}}]', (F,)),
     ],
 )
 def test_models_that_write_calls_in_several_ways(

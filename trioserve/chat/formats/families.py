@@ -249,7 +249,7 @@ GEMMA4 = ChatFormat(
 
 # Calls are objects or in Python, between markers or not, whatever the template writes.
 LLAMA4 = ChatFormat(
-    mentions=("<|header_start|>", "<|python_start|>"),
+    mentions=("<|header_start|>",),
     tool_calls=ToolCalls(
         bare="[{",
         starts=("<|python_start|>",),
@@ -265,6 +265,16 @@ LLAMA4 = ChatFormat(
         between=(",", ";"),
         closing=("]", "<|python_end|>"),
     ),
+)
+
+# Its template asks for these calls, and writes those of earlier answers as objects.
+PHI4_MINI = ChatFormat(mentions=("functools", "<|end|>"), tool_calls=_array("functools"))
+# It marks its answers as such, which templates take out of earlier ones.
+HUNYUAN_A13B = ChatFormat(
+    mentions=("<|extra_0|>", "<|startoftext|>"),
+    reasoning=THINK,
+    tool_calls=_array("<tool_calls>", "</tool_calls>"),
+    dropped=("<answer>", "</answer>", "助手："),  # noqa: RUF001 - a wide colon
 )
 
 # -- rows of messages
@@ -348,8 +358,8 @@ GENERIC_CALLS = ToolCalls(
     closing=("]", "}"),
 )
 PLAIN = ChatFormat(tool_calls=GENERIC_CALLS)
-# Its template has tools in a field of system messages, which no API has, and no calls.
-PHI4_MINI = ChatFormat(
+# Phi-4-mini's own template has tools in a field of system messages, which no API has, and no calls.
+PHI4_MINI_GENERIC = ChatFormat(
     mentions=("<|tool|>", "<|/tool|>"),
     tool_calls=ToolCalls(
         bare="{[",
@@ -368,7 +378,7 @@ SPECIAL: Mapping[str, ChatFormat] = {
     "minimax-m3": MINIMAX_M3, "minimax-m1": MINIMAX_M1, "nemotron-nano-v2": NEMOTRON_V2,
     "apriel": APRIEL, "functionary-3.1": FUNCTIONARY_3_1, "apertus": APERTUS, "gemma-4": GEMMA4,
     "gigachat-3": GIGACHAT, "solar-open": SOLAR, "minicpm-5": MINICPM5, "llama-3": LLAMA3,
-    "llama-4": LLAMA4,
+    "llama-4": LLAMA4, "phi-4-mini": PHI4_MINI, "hunyuan-a13b": HUNYUAN_A13B,
 }  # fmt: skip
 
 #: Formats of templates that no format can be derived from, because they write no calls.
@@ -377,7 +387,7 @@ ASKED_FOR: Mapping[str, ChatFormat] = {
 }  # fmt: skip
 
 #: Formats of templates that have no place for tools.
-WITHOUT_TOOLS: Mapping[str, ChatFormat] = {"phi-4-mini": PHI4_MINI}
+WITHOUT_TOOLS: Mapping[str, ChatFormat] = {"phi-4-mini-generic": PHI4_MINI_GENERIC}
 
 #: All formats that are not derived, by name.
 FAMILIES: Mapping[str, ChatFormat] = {**SPECIAL, **ASKED_FOR, **WITHOUT_TOOLS, "plain": PLAIN}
