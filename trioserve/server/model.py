@@ -9,7 +9,7 @@ import attrs
 
 from trioserve.chat.params import ChatParams
 from trioserve.chat.parse.parser import preserved_tokens
-from trioserve.chat.template.builtin import CHATML, LegacyTemplate, source_of
+from trioserve.chat.template.builtin import CHATML, CHATML_TOKENS, LegacyTemplate, source_of
 from trioserve.chat.template.plain import plain_for
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.config import Config
@@ -238,7 +238,7 @@ def _fallback(vocab: Vocab, config: Config) -> str:
     def tokens(text: str) -> Sequence[TokenId]:
         return vocab.tokenize(text, is_fragment=True)
 
-    if not config.jinja or all(len(tokens(f"<|im_{mark}|>")) == 1 for mark in ("start", "end")):
+    if not config.jinja or all(len(tokens(each)) == 1 for each in CHATML_TOKENS):
         return CHATML
     return plain_for(lambda text: vocab.detokenize(tokens(text)).strip() == text.encode())
 

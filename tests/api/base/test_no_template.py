@@ -13,6 +13,7 @@ from tests.support.clients import client_of
 from tests.support.scripts import HI, answering, noting
 from tests.support.sentence_pieces import write_sentence_pieces, write_unigrams
 from tests.support.served_model import served_model
+from trioserve.chat.template.builtin import CHATML_TOKENS
 from trioserve.testing import ScriptedBackend
 
 PROMPT = "User:\nHi\n\nAssistant:\n"
@@ -76,15 +77,13 @@ async def test_it_can_be_chosen_by_name() -> None:
 
 # -- real vocabularies
 
-CHATML = ("<|im_start|>", "<|im_end|>")
-
 
 @pytest.mark.parametrize(
     ("write", "prompt"),
     [
         (write_sentence_pieces, PROMPT),
         (
-            partial(write_sentence_pieces, defined=CHATML),
+            partial(write_sentence_pieces, defined=CHATML_TOKENS),
             "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",
         ),
         (write_unigrams, "User: Hi  Assistant:"),

@@ -17,8 +17,10 @@ from tests.support.fake_fleet import Routed, entry, routed
 from tests.support.http_server import chunks_of, post
 from tests.support.ollama_api import ASK, lines_in, with_client
 from tests.support.scripts import answering
+from tests.support.sentence_pieces import USER_DEFINED, write_sentence_pieces
 from trioserve._version import __version__
 from trioserve.api.ollama.events import CONTENT_TYPE
+from trioserve.chat.template.builtin import CHATML_TOKENS, template_named
 from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED
 from trioserve.models.catalog import ModelEntry, Source
@@ -113,6 +115,22 @@ async def test_a_model_is_shown_by_its_file() -> None:
                 with pytest.raises(ollama.ResponseError, match=message) as caught:
                     client.show(name)
                 assert caught.value.status_code == 404
+
+        await with_client(router.url, use)
+
+
+@pytest.mark.parametrize(
+    ("defined", "template"), [(CHATML_TOKENS, "chatml"), (USER_DEFINED, "plain")]
+)
+async def test_a_file_without_a_template_has_that_of_its_tokens(
+    tmp_path: Path, defined: tuple[str, ...], template: str
+) -> None:
+    path = write_sentence_pieces(tmp_path / "base.gguf", defined=defined)
+    async with routed() as router:
+        put(router, bundled("base", "--model", str(path), path=path))
+
+        def use(client: ollama.Client) -> None:
+            assert client.show("base").template == template_named(template)
 
         await with_client(router.url, use)
 

@@ -11,7 +11,7 @@ import trio
 
 from trioserve.api.base.described import names
 from trioserve.api.base.models import Card, Details, abilities
-from trioserve.chat.template.builtin import CHATML, source_of
+from trioserve.chat.template.builtin import CHATML, CHATML_TOKENS, source_of, template_named
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.config import Config
 from trioserve.config.parse import parse
@@ -141,7 +141,7 @@ def _card(entry: ModelEntry, summary: GgufSummary | None) -> Card:
 
 def _details(entry: ModelEntry, summary: GgufSummary) -> Details:
     config = parse(entry.args, {}).config
-    template = config.chat_template or summary.template or CHATML
+    template = config.chat_template or summary.template or _fallback(summary.path)
     return Details(
         card=_card(entry, summary),
         path=str(summary.path),
@@ -153,6 +153,14 @@ def _details(entry: ModelEntry, summary: GgufSummary) -> Details:
         n_ctx=config.ctx_size,
         abilities=_abilities(config, template),
     )
+
+
+def _fallback(path: Path) -> str:
+    """Tell the template of a file that has none, by the tokens in it."""
+    with gguf.read(path) as header:
+        tokens = header.texts("tokenizer.ggml.tokens") or ()
+    has_chatml = all(each.encode() in tokens for each in CHATML_TOKENS)
+    return CHATML if has_chatml else template_named("plain")
 
 
 def _metadata(path: Path) -> dict[str, Any]:

@@ -32,8 +32,9 @@ def template_named(name: str) -> str:
     return (_FOLDER / f"{_ALIASES.get(name, name)}.jinja").read_text(encoding="utf-8")
 
 
-#: For models that bring no template.
+#: For models that bring no template, and have the tokens of this one.
 CHATML = template_named("chatml")
+CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
 def source_of(given: str) -> str:
