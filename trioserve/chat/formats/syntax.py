@@ -283,9 +283,9 @@ def first_of(text: str, markers: tuple[str, ...], start: int = 0) -> tuple[int, 
 
 @functools.lru_cache(maxsize=256)
 def beginning_of(markers: tuple[str, ...]) -> Callable[..., re.Match[str] | None]:
-    """Make the search for a character that a marker, or newlines before one, may begin with."""
-    characters = "".join(sorted({"\n", *(marker[0] for marker in markers)}))
-    return re.compile(f"[{re.escape(characters)}]" if markers else "(?!)").search
+    """Make a quick search for what a marker may begin with, or newlines before one at the end."""
+    characters = "".join(sorted({marker[0] for marker in markers}))
+    return re.compile(rf"[{re.escape(characters)}]|\n\Z" if markers else "(?!)").search
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from typing import Final
 
-from trioserve.chat.formats.syntax import Elements, Literals, Parameters, held_back
+from trioserve.chat.formats.syntax import Elements, Literals, Parameters, beginning_of, held_back
 from trioserve.chat.grammar.kinds import ANY, TEXT, Shape, begins_text, read_bare
 from trioserve.chat.json_scanner import MAX_DEPTH, WHITESPACE, JsonScanner
 from trioserve.chat.parse.cursor import Cursor, Refused, json_characters
@@ -136,8 +136,13 @@ class LiteralReader:
         cursor.skip(len(quote))
         cursor.give('"')
         stops = (quote, "\\") if self._syntax.escapes else (quote,)
+        may_stop = beginning_of(stops)
         while True:
             rest = cursor.rest
+            if rest and may_stop(rest) is None:
+                cursor.give(json_characters(cursor.skip(len(rest))))
+                yield
+                continue
             places = [place for stop in stops if (place := rest.find(stop)) >= 0]
             run = min(places) if places else len(rest)
             if not places and not cursor.final:
@@ -272,16 +277,24 @@ class ParameterReader:
         scanner = JsonScanner()
         value = ""
 
+        may_end = beginning_of(ends)
+
         def take(count: int) -> None:
             nonlocal value
-            value += (read := cursor.skip(count))
-            scanner.feed("" if streams else read)
-            if streams and read:
+            read = cursor.skip(count)
+            if not streams:
+                value += read
+                scanner.feed(read)
+            elif read:
                 cursor.give(json_characters(read))
 
         if streams:
             cursor.give('"')
         while True:
+            if may_end(cursor.text, cursor.at) is None and not cursor.final:
+                take(len(cursor.text) - cursor.at)
+                yield
+                continue
             place, length = self._end(ends)
             if place < 0:
                 take(len(cursor.rest) - (0 if cursor.final else held_back(cursor.rest, ends)))
@@ -429,7 +442,12 @@ class ElementReader:
         is_text = kinds == TEXT
         value = ""
         cursor.give('"' if is_text else "")
+        may_end = beginning_of((end,))
         while True:
+            if is_text and may_end(cursor.text, cursor.at) is None and cursor.at < len(cursor.text):
+                cursor.give(json_characters(cursor.skip(len(cursor.text) - cursor.at)))
+                yield
+                continue
             place = cursor.rest.find(end)
             held = 0 if cursor.final else held_back(cursor.rest, (end,))
             read = cursor.skip(place if place >= 0 else len(cursor.rest) - held)

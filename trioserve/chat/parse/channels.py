@@ -6,7 +6,7 @@ import os.path
 import re
 from collections.abc import Callable, Mapping
 
-from trioserve.chat.formats.syntax import Channels, Name, first_of, held_back
+from trioserve.chat.formats.syntax import Channels, Name, beginning_of, first_of, held_back
 from trioserve.chat.grammar.kinds import Shape
 from trioserve.chat.json_scanner import WHITESPACE, State
 from trioserve.chat.parse.message import MessageParser
@@ -36,6 +36,7 @@ class ChannelParser(MessageParser):
         self._is_formatted = is_formatted
         self._parse_tools = parse_tools
         self._stops = (*channels.ends, channels.start)
+        self._may_stop = beginning_of(self._stops)
         #: The common beginning of all headers, possibly empty.
         headers = (channels.call_header.partition("{}")[0], channels.content_header)
         self._opening = os.path.commonprefix(headers).lstrip()  # noqa: RUF071 - letters, not folders
@@ -116,6 +117,9 @@ class ChannelParser(MessageParser):
         self._drop(self._skipped())
         if self._buffer:
             self._skip = ""
+        if self._may_stop(self._buffer) is None:
+            self._write(self._drop(len(self._buffer)))
+            return False
         place, stop = first_of(self._buffer, self._stops)
         if place < 0:
             held = 0 if final else held_back(self._buffer, self._stops)

@@ -134,10 +134,12 @@ class Cursor:
         yield from self.space()
         scanner = JsonScanner()
         while True:
-            self.skip(scanner.feed(self.text, self.at) - self.at)
             if streams:
-                self.give(scanner.take())
+                self.at = scanner.feed(self.text, self.at)
+                self._given.append(scanner.take())
                 self.loose = scanner.pending
+            else:
+                self.skip(scanner.feed(self.text, self.at) - self.at)
             if scanner.state is not State.OPEN:
                 break
             if self.final and (streams or gives_rest):

@@ -107,7 +107,8 @@ class MessageParser:
         self._n_calls += 1
 
     def _arguments(self, text: str) -> None:
-        self._emit(ToolCallArguments(self._n_calls - 1, text))
+        if text:
+            self._emit(ToolCallArguments(self._n_calls - 1, text))
 
     def _emit(self, delta: ContentDelta | ReasoningDelta | ToolCallArguments) -> None:
         """Add a delta that is not empty, joined to the last one if that is of the same kind."""

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trioserve.chat.deltas import ContentDelta
+from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta
 from trioserve.chat.formats.syntax import (
     ChatFormat,
     Reasoning,
@@ -64,6 +64,8 @@ class MarkerParser(MessageParser):
         self._started = False  # whether the call's name is out
         self._closed = 0  # how many of the texts that close a group of calls have come
         self._step = self._in_content
+        #: Finds what may be a marker, while nothing is held back; None: there is more to look at.
+        self._quick: Callable[..., object] | None = None
         self._inside = False  # whether what is around a call is reasoning
         self._start = ""  # of more reasoning; a word is no marker within a text
         reasoning = format.reasoning
@@ -76,6 +78,16 @@ class MarkerParser(MessageParser):
             self._in_thought = (reasoning.end, *starts)
             self._may_end_thought = beginning_of(self._in_thought)
             self._begin(reasoning, prompt_tail.rstrip(WHITESPACE))
+
+    def feed(self, text: str) -> list[Delta]:
+        """Take more text. As long as nothing in it can be a marker, it is one delta."""
+        if self._quick is not None and text and self._quick(text) is None:
+            if self._inside:
+                return [ReasoningDelta(text)]
+            self._places.add(text)
+            return [ContentDelta(text)]
+        self._quick = None
+        return super().feed(text)
 
     def _begin(self, reasoning: Reasoning, prompt: str) -> None:
         self._thinking = reasoning
@@ -129,6 +141,8 @@ class MarkerParser(MessageParser):
             until = len(self._buffer)
             self._reason(body_at, until, until)
             self._skip = ""
+            if self._has_field and not self._shows_reasoning:
+                self._quick = self._may_end_thought
             return False
         found, marker = first_of(self._buffer, self._in_thought, body_at)
         if found < 0:
@@ -163,9 +177,8 @@ class MarkerParser(MessageParser):
             return self._at_bare(self._tools, final)
         if self._may_mark(self._buffer) is None:
             text, self._buffer, self._skip = self._buffer, "", ""
-            if self._start:
-                self._places.add(text)
-            self._emit(ContentDelta(text))
+            self._say(text)
+            self._quick = self._may_mark
             return False
         found, marker = first_of(self._buffer, self._markers)
         if found < 0:
@@ -230,7 +243,12 @@ class MarkerParser(MessageParser):
 
     def _in_call(self, final: bool) -> bool:
         reader = self._reader
-        self._raw += self._drop(reader.feed(self._buffer, final=final))
+        count = reader.feed(self._buffer, final=final)
+        if self._started and reader.state is State.OPEN and not final:
+            self._buffer = self._buffer[count:]
+            self._arguments(reader.take())
+            return False
+        self._raw += self._drop(count)
         if reader.name is not None:
             if not self._started:
                 if self._names and self._step_back(reader.name):
