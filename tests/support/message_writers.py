@@ -377,6 +377,15 @@ DERIVED = {
         reasoning="<think>\n{}\n</think>\n\n\n",
         content="<response>\n{}\n</response>\n",
     ),
+    "json-values": derive(
+        Pattern(
+            '<invoke name="NAME">\nINPUT</invoke>\n',
+            '<parameter name="KEY">VALUE</parameter>\n',
+            around="<calls>\n{}</calls>",
+            value=dumps,
+            value_in_jinja="v | tojson",
+        )
+    ),
     "function-gemma": derive(gemma("<start_function_call>", "<escape>", "<end_function_call>")),
 }
 

@@ -599,3 +599,20 @@ def test_json_in_place_of_what_the_template_writes(name: str, text: str) -> None
     """Models mix forms."""
     assert parse(text, families.FAMILIES[name]) == Message(tool_calls=(F,))
     assert parse(f"Hm{text}", families.FAMILIES[name]).content == "Hm"
+
+
+@pytest.mark.parametrize(
+    ("value", "arguments"),
+    [
+        ('"a\\nb"', '{"a": "a\\nb"}'),
+        ('"\\ud800"', '{"a": "\\ud800"}'),
+        ('"a" b', '{"a": "\\"a\\" b"}'),
+        ("plain", '{"a": "plain"}'),
+        ("[1]", '{"a": [1]}'),
+    ],
+)
+def test_text_between_markers_may_be_json(value: str, arguments: str) -> None:
+    text = (
+        f'<calls>\n<invoke name="f">\n<parameter name="a">{value}</parameter>\n</invoke>\n</calls>'
+    )
+    assert parse(text, families.FAMILIES["json-values"]).tool_calls == (call("f", arguments),)

@@ -163,6 +163,9 @@ def arguments_in_markers(shown: str, name: str, at: int) -> _Core | None:
     if gaps is None:
         return None
     before, (to_value, between, to_number, _, _), after, end = gaps
+    is_json = to_value == f'{to_number}"' and between[:1] == after[:1] == '"'
+    if is_json:
+        to_value, between, after, end = to_number, between[1:], after[1:], end + 1
     closed = shared_pieces(pieces(between), pieces(after))
     opened = shared_last_pieces(pieces(between), pieces(before))
     if not opened or [*closed, *opened] != pieces(between):
@@ -182,6 +185,7 @@ def arguments_in_markers(shown: str, name: str, at: int) -> _Core | None:
         value_open=value_open,
         text_attribute=attribute,
         newlines=to_value.endswith("\n") and between.startswith("\n"),
+        is_json=is_json,
     )
     name_end = pieces(before)[: -len(opened)]
     named = (

@@ -94,6 +94,7 @@ class Parameters:
     text_attribute: str = ""  # the attribute of a parameter that is text
     cdata: bool = False  # a value may stand in ``<![CDATA[`` and ``]]>``, and is text then
     newlines: bool = False  # a newline on either side of the value is no part of it
+    is_json: bool = False  # text is JSON, too
 
 
 @attrs.frozen(kw_only=True)

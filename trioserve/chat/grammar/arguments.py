@@ -179,6 +179,10 @@ class ParameterWriter:
         syntax, rules = self._syntax, self._rules
         newline = "\n" if syntax.newlines else ""
         typed = bool(syntax.text_attribute)
+        if syntax.is_json:
+            value = rules.schema(part.whole, part.param)
+            start, end = self._open("") + newline, f"{newline}{syntax.close}"
+            return sequence(self._marker(start), value, rules.marker(end))
         kinds = ANY if typed else kinds
         end = f"{newline}{syntax.close}"
         ways = []

@@ -10,7 +10,7 @@ from typing import Final
 from trioserve.chat.formats.syntax import Elements, Literals, Parameters, beginning_of, held_back
 from trioserve.chat.grammar.kinds import ANY, TEXT, Shape, begins_text, read_bare
 from trioserve.chat.json_scanner import MAX_DEPTH, WHITESPACE, JsonScanner
-from trioserve.chat.parse.cursor import Cursor, Refused, json_characters
+from trioserve.chat.parse.cursor import Cursor, Refused, is_text, json_characters
 
 _WORDS: Final = {
     "True": "true",
@@ -236,6 +236,8 @@ class ParameterReader:
         kinds = self._shape.member(key).kinds
         if syntax.text_attribute:
             kinds = TEXT if syntax.text_attribute in attributes else ANY - TEXT
+        if syntax.is_json:
+            kinds = ANY - TEXT
         if syntax.newlines:
             yield from cursor.character()
             if cursor.text[cursor.at] == "\n":
@@ -311,7 +313,10 @@ class ParameterReader:
                 break
             else:
                 yield
-        cursor.give('"' if streams else _bare(value, kinds))
+        if syntax.is_json and value.lstrip().startswith('"'):
+            cursor.give(_text_as_json(value))
+        else:
+            cursor.give('"' if streams else _bare(value, kinds))
 
     def _end(self, ends: tuple[str, ...]) -> tuple[int, int]:
         """Find the first end marker: its place, or -1, and its length."""
@@ -326,6 +331,16 @@ class ParameterReader:
         if any(after.startswith(text) for text in texts):
             return True
         return None if any(text.startswith(after) for text in texts) else False
+
+
+def _text_as_json(text: str) -> str:
+    """Write text that is a JSON string as one; any other is written as it is."""
+    try:
+        value = json.loads(text, strict=False)
+    except ValueError:
+        value = text
+    value = value if isinstance(value, str) else text
+    return json.dumps(value, ensure_ascii=not is_text(value))
 
 
 def _bare(text: str, kinds: frozenset[str]) -> str:
