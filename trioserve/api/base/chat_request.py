@@ -19,6 +19,7 @@ from trioserve.api.base.fields import (
     PromptFields,
     boolean,
     field,
+    integer_in,
     json_type,
     list_schema,
     object_schema,
@@ -63,7 +64,7 @@ class RunToolsOptions:
         read=readers.strings_of(limits.MAX_RUN_TOOLS, limits.MAX_TOOL_PATTERN), default=None
     )
     #: The maximum number of answers of the model.
-    max_steps: int | None = field(read=readers.copies, default=None)
+    max_steps: int | None = field(read=integer_in(1, None), default=None)
     #: Calls that write: a person approves them, all run, or none runs.
     approval: Literal["ask", "all", "none"] | None = None
     #: The folder that relative paths begin in, and where the tools run.

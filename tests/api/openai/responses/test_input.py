@@ -276,7 +276,7 @@ PARTS: list[tuple[Any, str, str | None]] = [
         "file_id",
         "is not supported: no files are kept here. Send 'image_url'.",
     ),
-    ({"type": "input_image", "image_url": "data:image/png,hi"}, "image_url", None),
+    ({"type": "input_image", "image_url": "data:image/png,"}, "image_url", None),
     ({"type": "input_image", "image_url": "aGk=", "detail": "best"}, "detail", None),
     ({"type": "input_file", "file_id": "file_1"}, "file_id", None),
     ({"type": "input_file", "file_url": "a.pdf"}, "file_url", None),
