@@ -84,7 +84,12 @@ async def ask_on(server: Server, messages: list[dict[str, str]], grammar: Gramma
 MISTRAL = """\
 {%- for message in messages -%}
   {%- if message.role == 'user' -%}{{- '[INST]' + message.content + '[/INST]' -}}
-  {%- elif message.tool_calls -%}{{- '[TOOL_CALLS]' + (message.tool_calls | tojson) -}}
+  {%- elif message.tool_calls -%}
+    {{- '[TOOL_CALLS][' -}}
+    {%- for call in message.tool_calls -%}
+      {{- call.function | tojson -}}{%- if not loop.last %}, {% endif -%}
+    {%- endfor -%}
+    {{- ']' -}}
   {%- else -%}{{- message.content -}}{%- endif -%}
 {%- endfor -%}
 {%- if tools -%}{{- '[AVAILABLE_TOOLS]' + (tools | tojson) -}}{%- endif -%}
