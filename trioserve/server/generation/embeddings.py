@@ -43,14 +43,11 @@ class Embeddings:
 
 @attrs.frozen
 class Cut:
-    """How a text that is too long is cut.
+    """How a text that is too long is cut."""
 
-    Args:
-        limit: the most tokens of it; 0: what the model can take.
-        keeps_end: cut it at its beginning.
-    """
-
+    #: The most tokens of it; 0: what the model can take.
     limit: int = 0
+    #: Whether it is cut at its beginning.
     keeps_end: bool = False
 
 
