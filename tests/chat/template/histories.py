@@ -134,6 +134,9 @@ _ODD_ARGUMENTS: dict[str, tuple[Any, str]] = {
     "words": ("odd7x, please", "odd7x"),
     "two": ('{"city": "odd7x"}{"city": "b"}', "odd7x"),
     "nested": ('{"city": {"name": "odd7x", "at": [1, null, true]}}', "odd7x"),
+    "long-number": ('{"odd7x": 123456789012345678901234567890}', "odd7x"),
+    "half-character": ('{"city": "odd7x \\ud83d"}', "odd7x"),
+    "deep": ('{"odd7x": ' + "[" * 95 + "]" * 95 + "}", "odd7x"),
     "nan": ('{"city": NaN, "odd7x": 1}', "odd7x"),
 }
 
@@ -146,6 +149,12 @@ _TOOLS: dict[str, list[dict[str, Any]]] = {
     "null-description": [tool("weather", description=None)],
     "no-properties": [tool("weather", parameters={"type": "object"})],
     "empty-properties": [properties()],
+    "null-members": [
+        tool("weather", parameters={"type": "object", "properties": None, "required": None})
+    ],
+    "null-keywords": [properties(city={"type": None, "description": None, "enum": None})],
+    "nested-nulls": [properties(city={"type": "object", "properties": None, "items": None})],
+    "null-type": [properties(city={"type": "null"})],
     "bare-property": [properties(city={"type": "string"})],
     "untyped": [properties(city={})],
     "true": [properties(city=True)],
@@ -331,6 +340,10 @@ def _kinds() -> Iterator[tuple[str, History]]:
         made.call("clock", ids=ids[1:]).results()
         yield f"ids: {name}, two", made.say("assistant", "user")
 
+    made = History().with_tools().say("user").call("weather", ids=["x"])
+    made.add("tool", tool_call_id="y", content=made.text())
+    yield "ids: of no call", made.say("assistant", "user")
+
     # 8. Several calls.
     both = ("weather", "clock")
     yield "calls: two", History().with_tools().say("user").call(*both).results()
@@ -357,6 +370,11 @@ def _kinds() -> Iterator[tuple[str, History]]:
     yield "calls: no tools", History().say("user").call(*both).results().say("assistant", "user")
     made = History().with_tools().say("user").call(*both).results([1, 0])
     yield "calls: other order", made.say("assistant", "user")
+
+    made = History().with_tools().say("user").call("weather", ids=["x"]).call("clock", ids=["y"])
+    for id_ in ("x", "y"):
+        made.add("tool", tool_call_id=id_, content=made.text())
+    yield "calls: in two messages", made.say("assistant", "user")
 
     made = History().with_tools().say("user")
     made.add("assistant", function_call={"name": "weather", "arguments": made.text()})

@@ -52,6 +52,18 @@ def test_the_prompt_ends_with_the_final_message() -> None:
     assert render(USER, said("")) == HEAD
 
 
+def test_a_template_that_begins_the_answer_to_the_final_message() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' or not loop.last %}"
+        "[{{ m.role }}]{{ m.content }};{% endif %}{% endfor %}[assistant]"
+    )
+    assert (
+        render(USER, said("The answer"), source=source) == "[user]Hi <think>;[assistant]The answer"
+    )
+    prompt = render(said("A"), said("b"), source=source)
+    assert prompt == "[user]Hello.;[assistant]A;[assistant]b"
+
+
 @pytest.mark.parametrize(
     ("source", "kwargs"), [(CHATML, {}), (THINKING, {}), (THINKING, {"enable_thinking": False})]
 )

@@ -313,3 +313,12 @@ def test_the_bundled_template_renders_a_tool_loop(bundled: ChatTemplate) -> None
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
     assert f"<|im_start|>assistant\n{call}<|im_end|>\n" in prompt
     assert prompt.endswith("<|im_start|>assistant\n")
+
+
+def test_an_empty_content_where_parts_are_needed() -> None:
+    source = (
+        "{% for m in messages %}[{{ m.content[0].type }}]"
+        "{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": []}, {"role": "user", "content": "Hi"}]
+    assert ChatTemplate(source).render(messages) == "[text][text]Hi"

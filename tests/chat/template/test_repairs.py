@@ -33,6 +33,24 @@ KIMI = """\
 {%- endfor -%}
 {%- endfor -%}
 """
+#: Writes the name of a result.
+NAMED = """\
+{{ tools }}{%- for m in messages -%}[{{ m.role }}]{{ m.content + '' }}
+{%- if m.role == 'tool' -%}({{ m.name + '' }}){%- endif -%}
+{%- for call in m.tool_calls or [] -%}{{ call.function | string }}{% endfor -%}
+{%- endfor -%}
+"""
+#: Reads the parameters of tools.
+PARAMETERS = (
+    CHATML
+    + """\
+{%- for t in tools or [] %}{{ t.function.name }}
+{%- for name in t.function.parameters.properties.keys() -%}
+{{ name in t.function.parameters.required }}
+{%- endfor -%}
+{%- endfor -%}
+"""
+)
 
 
 def needs(source: str) -> list[str]:
@@ -51,6 +69,8 @@ def test_a_template_gets_what_its_probes_tell() -> None:
         "described-tools",
     ]
     assert needs(KIMI) == ["ids-with-names"]
+    assert needs(NAMED) == ["named-results", "results-alone"]
+    assert needs(PARAMETERS) == ["tools-without-nulls", "completed-tools"]
     assert needs("{{ missing.x }}") == []
 
 
@@ -70,6 +90,24 @@ def test_ids_that_tell_the_function() -> None:
     prompt = ChatTemplate(KIMI).render(made.messages)
     assert "<functions.weather:0>" in prompt
     assert "<functions.clock:1>" in prompt
+
+
+def test_results_have_the_name_of_their_function() -> None:
+    made = History().call("weather", ids=["x"]).call("clock", ids=["y"])
+    for id_ in ("x", "y", "z"):
+        made.add("tool", tool_call_id=id_, content="found")
+    prompt = ChatTemplate(NAMED).render(made.messages)
+    assert prompt.endswith(
+        "[tool]found(weather)[tool]found(clock)[user]<tool-result>\nfound\n</tool-result>"
+    )
+
+
+def test_results_of_calls_in_two_messages() -> None:
+    made = History().call("weather", ids=["x"]).call("clock", ids=["x"]).messages
+    made += [{"role": "tool", "tool_call_id": "x", "content": "found"}] * 2
+    turns = [message for _, message in repaired("ids-of-their-own", made)]
+    called = [message["tool_calls"][0]["id"] for message in turns[:2]]
+    assert [message["tool_call_id"] for message in turns[2:]] == called == ["x", "call00000"]
 
 
 _BY_NAME = {repair.name: repair for repair in REPAIRS}

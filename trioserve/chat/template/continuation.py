@@ -13,6 +13,7 @@ from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.messages import Message, Messages, parse_messages
 from trioserve.chat.params import ContinueFinalMessage
 from trioserve.chat.template.render import ChatTemplate
+from trioserve.chat.template.turns import FILLER
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
 from trioserve.types.task import shared_length
 
@@ -69,12 +70,16 @@ def render_continued(
 
     def written(**stand_in: str) -> str:
         """Render the chat with another final message, until its content."""
-        chat = Messages([*before, {"role": "assistant", **stand_in, "content": _ANSWER}])
-        text = template.render(chat, tools=tools, add_generation_prompt=False, kwargs=kwargs)
-        found, is_there, _ = text.rpartition(_ANSWER)
-        if not is_there:
-            raise TemplateError("The chat template loses the final message.", param="messages")
-        return found
+        chat = [*before, {"role": "assistant", **stand_in, "content": _ANSWER}]
+        # Some templates leave out the message if it is the last one.
+        for after in ([], [{"role": "user", "content": FILLER}]):
+            text = template.render(
+                Messages([*chat, *after]), tools=tools, add_generation_prompt=False, kwargs=kwargs
+            )
+            found, is_there, _ = text.rpartition(_ANSWER)
+            if is_there:
+                return found
+        raise TemplateError("The chat template loses the final message.", param="messages")
 
     reasoning = format.reasoning
     if part == "content" and not thought:

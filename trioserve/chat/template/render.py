@@ -201,8 +201,8 @@ class ChatTemplate:
         can, role, content = self.capabilities, message["role"], message["content"]
         typed, strings = role in can.typed_roles, role in can.string_roles
         if isinstance(content, list) and not (typed and content):
-            adapted["content"] = join_text(content)
-        elif isinstance(content, str) and typed and not strings:
+            adapted["content"] = content = join_text(content)
+        if isinstance(content, str) and typed and not strings:
             adapted["content"] = [{"type": "text", "text": content}]
         if "tool_calls" in message and can.supports_object_arguments:
             adapted["tool_calls"] = [_with_object(call) for call in message["tool_calls"]]

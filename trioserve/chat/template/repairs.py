@@ -144,6 +144,14 @@ def _answered(calls: Sequence[dict[str, Any]], first: int = 0, **fields: Any) ->
     return turns
 
 
+def _called(*calls: list[dict[str, Any]], ids: Sequence[str]) -> Conversation:
+    """Messages of calls, and after the last one results with these ids."""
+    turns = [_said("user", "Hi"), *(_said("assistant", "", tool_calls=one) for one in calls)]
+    results = [_said("tool", f"q7result{i}", tool_call_id=id_) for i, id_ in enumerate(ids)]
+    texts = tuple(one["content"] for one in results)
+    return Conversation((*turns, *results), texts, (_tool(),))
+
+
 def _same_ids() -> Iterator[Conversation]:
     """Conversations in which several calls have one id."""
     one, other = _call(name="q7one"), _call(name="q7two", id_=_IDS[0])
@@ -191,6 +199,16 @@ REPAIRS: tuple[Repair, ...] = (
         "calls get ids that tell the function",
         (_loop(_call(name="q7name"), texts=("q7name", "q7argument0", "q7result0")),),
         turns.ids_with_names,
+        tried=2,
+    ),
+    Repair(
+        "named-results",
+        "results get the name of the function that was called",
+        (
+            _called([_call(0)], ids=_IDS[1:]),
+            _called([_call(0)], [_call(1)], ids=_IDS),
+        ),
+        turns.named_results,
         tried=2,
     ),
     Repair(
@@ -308,6 +326,19 @@ REPAIRS: tuple[Repair, ...] = (
         ),
         turns.alternating,
         tried=0,
+    ),
+    Repair(
+        "tools-without-nulls",
+        "what is null in tools is left out",
+        (
+            _offered(_tool(parameters={"type": "object", "properties": None, "required": None})),
+            _offered(_parameter({"type": "string", "description": None})),
+            _offered(
+                _parameter({"type": "string", "description": "", "enum": None, "items": None})
+            ),
+        ),
+        tool=tools.without_nulls,
+        tried=2,
     ),
     Repair(
         "completed-tools",

@@ -8,6 +8,27 @@ from typing import Any
 from trioserve.chat.messages import Tool
 
 
+def without_nulls(tool: Tool) -> Tool:
+    """Leave out what is null, other than a value of a parameter."""
+    return {**tool, "function": _without_nulls(tool["function"])}
+
+
+def _without_nulls(given: Any) -> Any:
+    if isinstance(given, list):
+        return [_without_nulls(one) for one in given]
+    if not isinstance(given, Mapping):
+        return given
+    return {
+        name: one if name in _VALUES else _without_nulls(one)
+        for name, one in given.items()
+        if one is not None or name in ("const", "default")
+    }
+
+
+#: Keywords of parameters that hold values.
+_VALUES = ("const", "default", "enum", "examples")
+
+
 def described(tool: Tool) -> Tool:
     """Give a function and its parameters descriptions."""
     function = _with_description(tool["function"])
@@ -41,10 +62,15 @@ def open_objects(tool: Tool) -> Tool:
     """Say of parameters that are objects which other members they have."""
     function = tool["function"]
     parameters = function["parameters"]
-    properties = {name: _opened(one) for name, one in parameters.get("properties", {}).items()}
+    return {**tool, "function": {**function, "parameters": _with_open_properties(parameters)}}
+
+
+def _with_open_properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(schema.get("properties"), Mapping):
+        return schema
     return {
-        **tool,
-        "function": {**function, "parameters": {**parameters, "properties": properties}},
+        **schema,
+        "properties": {name: _opened(one) for name, one in schema["properties"].items()},
     }
 
 
@@ -52,8 +78,7 @@ def _opened(schema: Any) -> Any:
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         return schema
     others = schema.get("additionalProperties", {"type": "string"})
-    properties = {name: _opened(one) for name, one in schema.get("properties", {}).items()}
-    return {**schema, "properties": properties, "additionalProperties": others}
+    return {**_with_open_properties(schema), "additionalProperties": others}
 
 
 def typed(tool: Tool) -> Tool:
@@ -76,7 +101,7 @@ def _typed(schema: Any) -> Any:
 def _type_of(schema: Mapping[str, Any]) -> str:
     """Choose one type for a template."""
     match schema:
-        case {"type": str(name)}:
+        case {"type": str(name)} if name != "null":
             return name
         case {"type": [*names]}:
             found: Iterator[Any] = (name for name in names if isinstance(name, str))

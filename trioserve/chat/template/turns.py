@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from trioserve.chat.messages import Message, Tool, as_text
+from trioserve.chat.template.sandbox import MAX_INPUT_INT
 
 #: Messages in normal form, each with its place in the request.
 Turns: TypeAlias = list[tuple[int, Message]]
@@ -85,9 +86,11 @@ def _with_ids(turns: Turns, form: Callable[[str, str, int], str]) -> Turns:
     made: Turns = []
     pending: list[tuple[str, str]] = []  # of calls without a result: the client's, and the new one
     n_calls = 0
-    for place, message in turns:
+    for i, (place, message) in enumerate(turns):
         if "tool_calls" in message:
-            pending, calls = [], []
+            if not _follows_calls(turns, i):
+                pending = []
+            calls = []
             for call in message["tool_calls"]:
                 given = call.get("id", "")
                 pending.append((given, form(given, call["function"]["name"], n_calls)))
@@ -130,26 +133,48 @@ def ids_with_names(turns: Turns) -> Turns:
 def ids_of_their_own(turns: Turns) -> Turns:
     """Give calls that have no id one, and those that have that of an earlier call another."""
     used: set[str] = set()
+    numbers = itertools.count()
 
-    def form(given: str, _name: str, n_before: int) -> str:
-        free = (f"call{n:05}" for n in itertools.count(n_before))
-        id_ = next(one for one in itertools.chain([given], free) if one and one not in used)
+    def form(given: str, _name: str, _n_before: int) -> str:
+        id_ = given
+        while not id_ or id_ in used:
+            id_ = f"call{next(numbers):05}"
         used.add(id_)
         return id_
 
     return _with_ids(turns, form)
 
 
+def named_results(turns: Turns) -> Turns:
+    """Give results the name of the function that was called."""
+    made: Turns = []
+    names: dict[str, str] = {}
+    last = ""
+    for place, message in turns:
+        for call in message.get("tool_calls", ()):
+            names[call.get("id", "")] = last = call["function"]["name"]
+        name = names.get(message.get("tool_call_id", ""), last)
+        if message["role"] == "tool" and name:
+            message = {"name": name, **message}
+        made.append((place, message))
+    return made
+
+
 # -- calls
+
+
+def _follows_calls(turns: Turns, i: int) -> bool:
+    """Whether a message comes right after one of calls, so that the results of both follow."""
+    return i > 0 and "tool_calls" in turns[i - 1][1]
 
 
 def results_alone(turns: Turns) -> Turns:
     """Make the result of a tool without a call a tagged message of the user."""
     made: Turns = []
     n_open = 0  # calls without a result
-    for place, message in turns:
+    for i, (place, message) in enumerate(turns):
         if "tool_calls" in message:
-            n_open = len(message["tool_calls"])
+            n_open = n_open * _follows_calls(turns, i) + len(message["tool_calls"])
         elif message["role"] != "tool":
             n_open = 0
         elif n_open:
@@ -236,13 +261,36 @@ def _with_arguments(message: Message) -> Message:
     return {**message, "tool_calls": calls}
 
 
+#: May be in values that a template cannot be given: a long number, or half of a character.
+_LONG_OR_HALF = re.compile(r"\d{21}|\\u[dD][89a-fA-F]")
+_MAX_DEPTH = 80  # a template that is given a call wraps it a little
+
+
 def read_object(text: str) -> dict[str, Any] | str:
-    """Read the arguments of a call; those that are no object are given as they are."""
+    """Read the arguments of a call; those that are no object are given as they are.
+
+    So are objects with values that no template can be given.
+    """
     try:
         value = json.loads(text)
+        if _LONG_OR_HALF.search(text) or text.count("[") + text.count("{") > _MAX_DEPTH:
+            _check_values(value)
     except (ValueError, RecursionError):
         return text
     return {} if value is None else value if isinstance(value, dict) else text
+
+
+def _check_values(value: Any, depth: int = 0) -> None:
+    """Raise ValueError: a value is one that a template cannot be given."""
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict | list):
+        if depth > _MAX_DEPTH:
+            raise ValueError
+        for one in [*value, *value.values()] if isinstance(value, dict) else value:
+            _check_values(one, depth + 1)
+    elif isinstance(value, int) and abs(value) >= MAX_INPUT_INT:
+        raise ValueError
 
 
 # -- roles
@@ -265,14 +313,20 @@ def _n_leading(turns: Turns) -> int:
     return next((i for i, (_, one) in enumerate(turns) if not _is_system(one)), len(turns))
 
 
-def _joined(one: Message, other: Message, separator: str = "\n\n") -> Message:
-    """Put the content of a message at the end of that of another."""
-    first, second = one["content"], other["content"]
-    if isinstance(first, str) and isinstance(second, str):
-        content: Any = separator.join(filter(None, (first, second)))
-    else:
-        content = [*_parts(first), *_parts(second)]
-    return {**other, **one, "content": content}
+def _joined(one: Message, *others: Message, separator: str = "\n\n") -> Message:
+    """Put the contents of messages at the end of that of another."""
+    if not others:
+        return one
+    contents = (message["content"] for message in (one, *others))
+    joined: list[Any] = []
+    for is_text, run in itertools.groupby(contents, lambda each: isinstance(each, str)):
+        each = [*run]
+        joined += [separator.join(filter(None, each))] if is_text else each
+    content = joined[0] if len(joined) == 1 else [*itertools.chain(*map(_parts, joined))]
+    fields: Message = {}
+    for message in (*reversed(others), one):
+        fields |= message
+    return {**fields, "content": content}
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:
@@ -294,9 +348,7 @@ def one_system_message(turns: Turns) -> Turns:
     if n < 2:
         return turns
     place, first = turns[0]
-    for _, other in turns[1:n]:
-        first = _joined(first, other)
-    return [(place, first), *turns[n:]]
+    return [(place, _joined(first, *(one for _, one in turns[1:n]))), *turns[n:]]
 
 
 def later_system_messages(turns: Turns) -> Turns:
@@ -318,13 +370,12 @@ def system_in_user(turns: Turns) -> Turns:
     n = _n_leading(turns)
     if not n:
         return turns
-    system: Message = {"role": "user", "content": ""}
-    for _, one in turns[:n]:
-        system = _joined(system, {"content": one["content"]})
+    contents = ({"content": one["content"]} for _, one in turns[:n])
+    system = _joined({"role": "user", "content": ""}, *contents)
     if n == len(turns) or turns[n][1]["role"] != "user":
         return [(0, system), *turns[n:]]
     place, user = turns[n]
-    return [(place, {**user, **_joined(system, user, "\n")}), *turns[n + 1 :]]
+    return [(place, {**user, **_joined(system, user, separator="\n")}), *turns[n + 1 :]]
 
 
 def user_first(turns: Turns) -> Turns:
@@ -350,32 +401,31 @@ def alternating(turns: Turns) -> Turns:
     Messages that follow one of the same role are joined to it. What the user says after the result
     of a tool is joined to the result.
     """
-    made: Turns = []
+    made: list[tuple[int, Message, list[Message]]] = []  # and what is joined to each
     is_users = True  # whose turn it is
     for place, message in turns:
         role, last = message["role"], made[-1][1] if made else None
         if role == "user" and not is_users and last is not None:
             if last["role"] == "user":
-                made[-1] = made[-1][0], _joined(last, message)
+                made[-1][2].append(message)
             elif last["role"] == "tool":
-                said = {"content": _tagged("user", message["content"])}
-                made[-1] = made[-1][0], _joined(last, said)
+                made[-1][2].append({"content": _tagged("user", message["content"])})
             elif "tool_calls" in last:  # without a result
                 id_ = last["tool_calls"][-1].get("id")
                 result = {"role": "tool", "content": _tagged("user", message["content"])}
-                made.append((place, result if id_ is None else {**result, "tool_call_id": id_}))
+                made.append((place, result if id_ is None else {**result, "tool_call_id": id_}, []))
             else:
-                made.append((place, message))
+                made.append((place, message, []))
             continue
         if role == "assistant" and is_users:
             if last is not None and last["role"] == "assistant" and "tool_calls" not in message:
-                made[-1] = made[-1][0], _joined(last, message)
+                made[-1][2].append(message)
                 continue
-            made.append((place, {"role": "user", "content": FILLER}))
+            made.append((place, {"role": "user", "content": FILLER}, []))
             is_users = False
-        made.append((place, message))
+        made.append((place, message, []))
         if role == "user":
             is_users = False
         elif role == "assistant" and "tool_calls" not in message:
             is_users = True
-    return made
+    return [(place, _joined(message, *others)) for place, message, others in made]
