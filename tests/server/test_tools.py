@@ -241,7 +241,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str | None, str]] = [
     ),
     ({"grammar": 'root ::= "a"'}, "'grammar' cannot be used together with 'tools'.", "grammar"),
     (
-        {"tools": [strict("f", {"type": "object", "properties": {"a": {"not": {}}}})]},
+        {"tools": [strict("f", {"type": "object", "properties": {"a": {"not": {"const": 1}}}})]},
         "'tools[0].function.parameters' cannot be used: the keyword 'not' is not supported, "
         "at #/properties/a/not.",
         "tools[0].function.parameters",

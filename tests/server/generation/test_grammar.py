@@ -217,5 +217,6 @@ async def test_a_real_model_answers_with_json() -> None:
         )
         assert answer.message.content.startswith("[")
         with pytest.raises(InvalidRequestError, match="#/not") as caught:
-            await server.complete("x", grammar=Grammar("json_schema", '{"not": {}}', param="json"))
+            refused = '{"not": {"type": "null"}}'
+            await server.complete("x", grammar=Grammar("json_schema", refused, param="json"))
         assert caught.value.param == "json"
