@@ -141,7 +141,7 @@ def test_tools_are_told_by_text_where_the_template_has_no_place_for_them() -> No
     assert system.startswith("[user]Be brief.\n\nYou can call these functions:\n{")
     assert json.dumps(TOOL["function"]) in system
     calls = f'{{"tool_calls": [{call}, {call}]}}'
-    assert rest == f"Look:\n\n{calls}[user]{result}[user]{result}[user]Hi"
+    assert rest == f"Look:\n\n{calls}[user]{result}\n\n{result}[user]Hi"
     alone = template.render([USER], tools=[TOOL])
     assert alone.startswith("[user]You can call")
     assert alone.endswith("\nHi")

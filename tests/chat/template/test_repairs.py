@@ -51,6 +51,14 @@ PARAMETERS = (
 {%- endfor -%}
 """
 )
+#: Shows the system message in the last message.
+LAST = """\
+{%- set ns = namespace(system='') -%}
+{%- for m in messages -%}
+{%- if m.role == 'system' -%}{%- set ns.system = m.content + '\\n\\n' -%}
+{%- else -%}[{{ m.role }}]{{ ns.system if loop.last }}{{ m.content }}{%- endif -%}
+{%- endfor -%}
+"""
 
 
 def needs(source: str) -> list[str]:
@@ -72,6 +80,25 @@ def test_a_template_gets_what_its_probes_tell() -> None:
     assert needs(NAMED) == ["named-results", "results-alone"]
     assert needs(PARAMETERS) == ["tools-without-nulls", "completed-tools"]
     assert needs("{{ missing.x }}") == []
+
+
+def test_a_system_message_stays_as_the_template_shows_it_at_first() -> None:
+    template = ChatTemplate(LAST)
+    assert template.render(History().say("system", "user").messages) == "[user]text00x\n\ntext01x"
+    later = template.render(History().say("system", "user", "assistant", "user").messages)
+    assert later == "[user]text00x\n\ntext01x[assistant]text02x[user]text03x"
+
+
+def test_what_tools_have_is_left_alone() -> None:
+    city = {"type": "array", "pattern": None, "description": ""}
+    made = tool("weather", description=None, parameters={"properties": {"city": city}})
+    shown = (
+        "{% for t in tools or [] %}{{ t.function.description + '' }}{{ t | tojson }}{% endfor %}"
+    )
+    prompt = ChatTemplate(CHATML + shown).render(History().say("user").messages, tools=[made])
+    assert (
+        '"parameters": {"properties": {"city": {"type": "array", "pattern": null, "descr' in prompt
+    )
 
 
 def test_what_a_strict_template_is_given() -> None:

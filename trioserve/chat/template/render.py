@@ -30,7 +30,7 @@ from trioserve.chat.template.turns import (
     Turns,
     read_object,
     with_calls_as_text,
-    with_result_as_text,
+    with_results_as_text,
     with_tools,
 )
 from trioserve.errors import InvalidRequestError, TemplateError
@@ -179,6 +179,8 @@ class ChatTemplate:
         if tools and not self.capabilities.supports_tools:
             turns = with_tools(turns, tools)
             tools = ()
+        if not self._shows_results:
+            turns = with_results_as_text(turns)
         turns = [(place, self._in_known_role(place, one)) for place, one in turns]
         for repair in repairs:
             if repair.messages is not None:
@@ -191,7 +193,7 @@ class ChatTemplate:
         return self._run(messages, variables, [place for place, _ in turns], limits)
 
     def _in_known_role(self, place: int, message: Message) -> Message:
-        message = self._with_text_for_tools(message)
+        message = self._with_text_for_calls(message)
         role = self._role(message["role"], f"messages[{place}]")
         return message if role == message["role"] else {**message, "role": role}
 
@@ -211,14 +213,12 @@ class ChatTemplate:
             adapted = capabilities.with_reasoning(field, adapted, adapted.pop("reasoning_content"))
         return adapted
 
-    def _with_text_for_tools(self, message: Message) -> Message:
-        """Write calls and their results as text, where the template has no place for them.
+    def _with_text_for_calls(self, message: Message) -> Message:
+        """Write calls as text, where the template has no place for them.
 
         Where it has none for tools, the model writes calls as text, and so it must see them.
         """
         can = self.capabilities
-        if message["role"] == "tool" and not self._shows_results:
-            return with_result_as_text(message)
         if "tool_calls" in message and not (can.supports_tools and can.supports_tool_calls):
             return with_calls_as_text(message)
         return message

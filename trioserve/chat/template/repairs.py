@@ -286,8 +286,14 @@ REPAIRS: tuple[Repair, ...] = (
     Repair(
         "system-in-user",
         "system messages begin the first message of the user",
-        (_talk("system user"), _talk("system user assistant user")),
+        (_talk("system user"),),
         turns.system_in_user,
+    ),
+    Repair(
+        "system-in-first-user",
+        "system messages begin the first message of the user, not the last one",
+        (_talk("system user assistant user"),),
+        partial(turns.system_in_user, separator="\n\n"),
     ),
     Repair(
         "user-first",
@@ -367,9 +373,15 @@ REPAIRS: tuple[Repair, ...] = (
     ),
     Repair(
         "described-tools",
-        "tools and parameters without a description get an empty one",
-        (_offered(_tool(description=None)), _offered(_parameter({"type": "string"}))),
+        "tools without a description get an empty one",
+        (_offered(_tool(description=None)),),
         tool=tools.described,
+    ),
+    Repair(
+        "described-parameters",
+        "parameters without a description get an empty one",
+        (_offered(_parameter({"type": "string"})),),
+        tool=tools.with_described_parameters,
     ),
 )
 

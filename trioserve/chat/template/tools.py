@@ -30,8 +30,13 @@ _VALUES = ("const", "default", "enum", "examples")
 
 
 def described(tool: Tool) -> Tool:
-    """Give a function and its parameters descriptions."""
-    function = _with_description(tool["function"])
+    """Give a function a description."""
+    return {**tool, "function": _with_description(tool["function"])}
+
+
+def with_described_parameters(tool: Tool) -> Tool:
+    """Give the parameters of a function descriptions."""
+    function = tool["function"]
     return {**tool, "function": {**function, "parameters": _described(function["parameters"])}}
 
 
@@ -93,8 +98,8 @@ def _typed(schema: Any) -> Any:
     made = {**schema, "type": _type_of(schema)}
     if isinstance(schema.get("properties"), Mapping):
         made["properties"] = {name: _typed(one) for name, one in schema["properties"].items()}
-    if made["type"] == "array":
-        made["items"] = _typed(schema.get("items", {}))
+    if "items" in schema:
+        made["items"] = _typed(schema["items"])
     return made
 
 

@@ -62,14 +62,24 @@ def with_calls_as_text(message: Message) -> Message:
     return told
 
 
-def with_result_as_text(message: Message) -> Message:
-    """Write the result of a tool as a message of the user."""
+def with_results_as_text(turns: Turns) -> Turns:
+    """Write results of tools, one after the other, as one message of the user."""
+    made: Turns = []
+    for is_result, run in itertools.groupby(turns, lambda turn: turn[1]["role"] == "tool"):
+        each = [*run]
+        if is_result:
+            text = "\n\n".join(_result_as_text(message) for _, message in each)
+            each = [(each[0][0], {"role": "user", "content": text})]
+        made += each
+    return made
+
+
+def _result_as_text(message: Message) -> str:
     result: dict[str, Any] = {"result": as_text(message["content"])}
     for field in ("name", "tool_call_id"):
         if field in message:
             result[field] = message[field]
-    text = json.dumps({"tool_response": result}, ensure_ascii=False)
-    return {"role": "user", "content": text}
+    return json.dumps({"tool_response": result}, ensure_ascii=False)
 
 
 # -- ids of calls
@@ -365,7 +375,7 @@ def later_system_messages(turns: Turns) -> Turns:
     ]
 
 
-def system_in_user(turns: Turns) -> Turns:
+def system_in_user(turns: Turns, separator: str = "\n") -> Turns:
     """Put system messages at the beginning of the first message of the user."""
     n = _n_leading(turns)
     if not n:
@@ -375,7 +385,7 @@ def system_in_user(turns: Turns) -> Turns:
     if n == len(turns) or turns[n][1]["role"] != "user":
         return [(0, system), *turns[n:]]
     place, user = turns[n]
-    return [(place, {**user, **_joined(system, user, separator="\n")}), *turns[n + 1 :]]
+    return [(place, {**user, **_joined(system, user, separator=separator)}), *turns[n + 1 :]]
 
 
 def user_first(turns: Turns) -> Turns:
