@@ -749,6 +749,11 @@ class Config:
         """Whether there is a draft model."""
         return self.spec_draft_model is not None or self.spec_draft_hf is not None
 
+    def without_drafts(self) -> Config:
+        """Give the same configuration without speculative decoding."""
+        fields = (one for one in attrs.fields(Config) if one.name.startswith("spec_draft"))
+        return attrs.evolve(self, spec_type=("none",), **{one.name: one.default for one in fields})
+
     @property
     def draft_types(self) -> tuple[str, ...]:
         """The types of speculative decoding, in the order of their use."""

@@ -29,11 +29,10 @@ def try_adapter(config: Config, path: Path) -> None:
     if free is not None and path.stat().st_size > free:
         raise ModelLoadError(f"The LoRA adapter {path} is larger than the memory that is free.")
     config = attrs.evolve(
-        config,
+        config.without_drafts(),
         lora=(f"{path}:1",),
         lora_init_without_apply=False,
         control_vector=(),
-        spec_draft_model=None,
         ctx_size=_TRIAL_CONTEXT,
         parallel=1,
     )

@@ -120,7 +120,7 @@ def for_embeddings(config: Config, size: int, *, is_causal: bool, has_state: boo
 def beside_text(config: Config, n_ctx_train: int, pooling: str) -> Config:
     """Set what a context for embeddings has beside a context that generates text."""
     return attrs.evolve(
-        config,
+        config.without_drafts(),
         embeddings=True,
         ctx_size=min(config.embd_ctx_size, n_ctx_train),
         kv_unified_per_slot=0,
@@ -128,9 +128,6 @@ def beside_text(config: Config, n_ctx_train: int, pooling: str) -> Config:
         lora=(),
         lora_dir=None,
         control_vector=(),
-        spec_type=("none",),
-        spec_draft_model=None,
-        spec_draft_hf=None,
         backend_sampling=False,
     )
 

@@ -96,7 +96,8 @@ def test_show_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     small, large = (
-        json.loads(said(capsys, "show", "--json", "-c", size)) for size in ("512", "2048")
+        json.loads(said(capsys, "show", "--json", "-c", size, "--embd-ctx-size", "0"))
+        for size in ("512", "2048")
     )
     assert small["path"] == str(BUNDLED)
     assert small["memory"]["n_ctx"] == 512
