@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from tests.chat.template.histories import History, tool
 from trioserve.chat.messages import parse_messages
 from trioserve.chat.template.builtin import CHATML
 from trioserve.chat.template.render import ChatTemplate
-from trioserve.chat.template.repairs import REPAIRS
+from trioserve.chat.template.repairs import REPAIRS, Conversation, Repair, find
 from trioserve.chat.template.turns import FILLER, Turns
 
 #: Takes calls whose results have the same ids, of nine characters; one call a message.
@@ -80,6 +82,20 @@ def test_a_template_gets_what_its_probes_tell() -> None:
     assert needs(NAMED) == ["named-results", "results-alone"]
     assert needs(PARAMETERS) == ["tools-without-nulls", "completed-tools"]
     assert needs("{{ missing.x }}") == []
+
+
+def test_probes_of_a_template_end() -> None:
+    assert needs("{{ 'q7text0 q7text1 ' * 60000 }}") == []
+    n_rendered = 0
+
+    def render(conversation: Conversation, /, repairs: Sequence[Repair]) -> None:
+        nonlocal n_rendered
+        n_rendered += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "thread_time", lambda: n_rendered)
+        assert find(render) == ()
+    assert n_rendered < 20
 
 
 def test_a_system_message_stays_as_the_template_shows_it_at_first() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import operator
-import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -39,7 +39,7 @@ class Conversation:
     def is_shown(self, render: Callable[[Conversation], str | None]) -> bool:
         """Whether the prompt has all of it."""
         prompt = render(self)
-        if prompt is None or not re.search(".*".join(self.texts), prompt, re.DOTALL):
+        if prompt is None or not _in_order(self.texts, prompt):
             return False
         if any(tool["function"]["name"] not in prompt for tool in self.tools):
             return False
@@ -50,6 +50,16 @@ class Conversation:
             return True
         end = max(before.rfind(text) + len(text) for text in self.texts if text in before)
         return prompt.startswith(before[:end])
+
+
+def _in_order(texts: Sequence[str], prompt: str) -> bool:
+    end = 0
+    for text in texts:
+        place = prompt.find(text, end)
+        if place < 0:
+            return False
+        end = place + len(text)
+    return True
 
 
 @attrs.frozen
@@ -73,10 +83,17 @@ class Render(Protocol):
         """Give the prompt; None: the template refuses the conversation."""
 
 
+#: Of processor time, after which the template gets no more repairs.
+_MAX_SECONDS = 2.0
+
+
 def find(render: Render) -> tuple[Repair, ...]:
     """Find the repairs that a template needs, in the order in which they are made."""
     needed: list[Repair] = []
+    began = time.thread_time()
     for repair in _IN_ORDER_OF_PROBES:
+        if time.thread_time() - began > _MAX_SECONDS:
+            break  # no template of a model takes a tenth of it
         before = [one.is_shown(partial(render, repairs=needed)) for one in repair.probes]
         if all(before):
             continue
