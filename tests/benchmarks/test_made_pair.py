@@ -10,6 +10,7 @@ import pytest
 
 
 @pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.system
 def test_the_draft_of_a_made_pair_is_mostly_right(tmp_path: Path, bits: int) -> None:
     pytest.importorskip("gguf")
     pytest.importorskip("llama_cpp")

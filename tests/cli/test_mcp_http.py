@@ -259,6 +259,7 @@ async def test_paths_and_bodies() -> None:
     assert answers[1].json()["error"]["message"] == "The MCP server is at /ai/mcp."
 
 
+@pytest.mark.system
 async def test_what_the_sdk_reads_on_the_event_loop_and_what_a_session_keeps_is_bounded() -> None:
     client_info = {"name": "x" * 70_000, "version": "1"}
     introduction = {**INITIALIZE, "params": {**INITIALIZE["params"], "clientInfo": client_info}}
@@ -279,6 +280,7 @@ async def test_what_the_sdk_reads_on_the_event_loop_and_what_a_session_keeps_is_
     assert "values" in answers[2].json()["error"]["message"]
 
 
+@pytest.mark.system
 async def test_bodies_share_the_memory_of_requests() -> None:
     config = {"max_request_memory": 4 * 2**20, "max_body_size": 2**22}
     many_values = b'{"a": [' + b"[]," * 40_000 + b"[]]}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 import trio
 
 from tests.support.clients import client_and_service
@@ -90,6 +91,7 @@ def form_of(body: dict[str, Any]) -> dict[str, Any]:
     return {"files": {**fields, "file": ("speech.wav", b"RIFF....WAVE")}}
 
 
+@pytest.mark.system
 async def test_hostile_requests_get_an_answer() -> None:
     chance = random.Random(0)
     backend = ScriptedBackend(n_slots=4)

@@ -218,6 +218,7 @@ def test_a_forgotten_model_warns() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.system
 def test_twenty_loads_leave_nothing_behind() -> None:
     def cycle() -> None:
         with llama.load(Config(threads=1, ctx_size=512, parallel=2)) as backend:

@@ -107,6 +107,7 @@ async def test_a_block_that_is_left_frees_the_slot(begun: bool) -> None:
             assert not one.process._process._calls  # type: ignore[union-attr]
 
 
+@pytest.mark.system
 async def test_2000_streams() -> None:
     async with one_model(answering("0123456789", n_slots=64), max_queue=2000) as one:
         n_done = 0

@@ -434,6 +434,7 @@ async def test_too_many_streams() -> None:
             await client.delete(at(conversation=name))
 
 
+@pytest.mark.system
 async def test_five_hundred_streams_at_once() -> None:
     """All begin before one ends; what they keep stays within the bound, and each can be read."""
     bound, gate = 2 * 2**20, threading.Event()
@@ -602,6 +603,7 @@ async def test_what_is_no_boolean_asks_for_no_stream(stream: Any) -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
 
 
+@pytest.mark.system
 async def test_a_stream_in_which_nothing_comes_has_pings_for_all_of_its_readers() -> None:
     backend, gate = gated("Hello")
     async with client_of(backend) as client:
