@@ -752,7 +752,8 @@ class Config:
     def without_drafts(self) -> Config:
         """Give the same configuration without speculative decoding."""
         fields = (one for one in attrs.fields(Config) if one.name.startswith("spec_draft"))
-        return attrs.evolve(self, spec_type=("none",), **{one.name: one.default for one in fields})
+        defaults: dict[str, Any] = {one.name: one.default for one in fields}
+        return attrs.evolve(self, spec_type=("none",), **defaults)
 
     @property
     def draft_types(self) -> tuple[str, ...]:
