@@ -203,7 +203,7 @@ async def test_reasoning_is_ended(n: int) -> None:
         done = await control(client, id=first["id"], action="reasoning_end")
         rest = [chunk async for chunk in chunks]
     assert done == {"success": True}
-    assert set(joined(rest, "reasoning_content")) == {"m"}
+    assert set(joined(rest, "reasoning_content")) <= {"m"}
     choices = [chunk["choices"][0] for chunk in rest]
     ends = {c["index"]: c["finish_reason"] for c in choices if c["finish_reason"]}
     assert ends == dict.fromkeys(range(n), "stop")

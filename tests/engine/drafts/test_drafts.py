@@ -10,9 +10,16 @@ import pytest
 from tests.support.engine_harness import Harness
 from tests.support.step_costs import FlatCosts, HalfSteepCosts, SteepCosts
 from trioserve.engine import DraftRequest
+from trioserve.engine.drafts import drafts
 from trioserve.engine.step_costs import StepCosts
 from trioserve.testing import ScriptedBackend
 from trioserve.types import CellKey, Chunk, DraftCounts, EngineStatus, TokenId
+
+
+@pytest.fixture(autouse=True)
+def asking_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafters are asked as often on a busy machine."""
+    monkeypatch.setattr(drafts, "perf_counter", lambda: 0.0)
 
 
 class ScriptedDrafter:
