@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from tests.chat.template.histories import History, tool
 from trioserve.chat.messages import parse_messages
 from trioserve.chat.template.builtin import CHATML
 from trioserve.chat.template.render import ChatTemplate
-from trioserve.chat.template.repairs import REPAIRS, Conversation, Repair, find
+from trioserve.chat.template.repairs import REPAIRS
 from trioserve.chat.template.turns import FILLER, Turns
 
 #: Takes calls whose results have the same ids, of nine characters; one call a message.
@@ -84,18 +84,24 @@ def test_a_template_gets_what_its_probes_tell() -> None:
     assert needs("{{ missing.x }}") == []
 
 
-def test_probes_of_a_template_end() -> None:
+def test_probes_of_a_template_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert needs("{{ 'q7text0 q7text1 ' * 60000 }}") == []
-    n_rendered = 0
+    clock = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: next(clock))  # a probe takes a second
+    template = ChatTemplate(CHATML)
+    n_probes = 0
+    run = template._run
 
-    def render(conversation: Conversation, /, repairs: Sequence[Repair]) -> None:
-        nonlocal n_rendered
-        n_rendered += 1
+    def count(*args: Any) -> str:
+        nonlocal n_probes
+        n_probes += 1
+        return run(*args)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "thread_time", lambda: n_rendered)
-        assert find(render) == ()
-    assert n_rendered < 20
+    monkeypatch.setattr(template, "_run", count)
+    assert not template.capabilities.supports_tools
+    assert template.repairs == ()
+    assert template.format is not None
+    assert n_probes < 20
 
 
 def test_a_system_message_stays_as_the_template_shows_it_at_first() -> None:

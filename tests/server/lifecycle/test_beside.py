@@ -37,12 +37,12 @@ class Made:
 
     def __init__(self) -> None:
         self.all: list[ScriptedEmbedder] = []
-        self.fails = False
+        self.failure: Exception | None = None
         self.backend = ScriptedBackend(embedding_pooling="last", embedder=self)
 
     def __call__(self) -> ScriptedEmbedder:
-        if self.fails:
-            raise ModelLoadError("There is no memory.")
+        if self.failure is not None:
+            raise self.failure
         self.all.append(ScriptedEmbedder(pooling="last"))
         return self.all[-1]
 
@@ -68,16 +68,21 @@ async def test_it_is_made_once_and_freed_when_it_is_idle(autojump_clock: MockClo
     assert all(one.closed for one in made.all) and made.backend.closed
 
 
-async def test_one_that_cannot_be_made_fails_its_requests_only(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(
+    "failure", [ModelLoadError("There is no memory."), MemoryError("There is no memory.")], ids=repr
+)
+async def test_one_that_cannot_be_made_fails_its_requests_only(
+    failure: Exception, autojump_clock: MockClock
+) -> None:
     made = Made()
-    made.fails = True
+    made.failure = failure
     async with serve(made.backend) as server:
         for _ in range(2):
             with pytest.raises(UnavailableError, match="There is no memory"):
                 await server.embed("one")
         assert (await server.complete("ab")).text == "AB"
         await server.check_live()
-        made.fails = False
+        made.failure = None
         await server.embed("one")
     assert len(made.all) == 1
 

@@ -14,7 +14,7 @@ from trioserve.chat.formats.families import PLAIN
 from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.messages import Message, as_text
 from trioserve.chat.template.capabilities import Capabilities
-from trioserve.chat.template.render import ChatTemplate
+from trioserve.chat.template.render import ChatTemplate, Probing
 from trioserve.chat.template.sandbox import Limits
 from trioserve.errors import InvalidRequestError, TemplateError, UnsupportedFieldError
 
@@ -76,7 +76,7 @@ class LegacyTemplate(ChatTemplate):
         self.source = source
         self._apply = apply
         self._limits = Limits()
-        self._repairs = []
+        self._probing = Probing()
         if apply(source, [("user", "test")], True) is None:
             raise TemplateError(
                 "llama.cpp has no built-in template like this one; leave out --no-jinja, or name a "

@@ -6,9 +6,12 @@ import copy
 import datetime
 import functools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import attrs
 import jinja2
 
 from trioserve.chat.derive.probes import Probes
@@ -41,10 +44,21 @@ MAX_SOURCE = 200_000
 #: What the render of a few short messages may spend while the capabilities are found out.
 _PROBE_LIMITS = Limits(value=1 << 20, made=8 << 20, seconds=0.2)
 
+#: Seconds of processor time that all probes may take; no template of a model takes a tenth of it.
+_MAX_PROBING = 3.0
+
 #: Variables for today's date, and their forms.
 _DATES: Mapping[str, str] = {"date_string": "%d %b %Y", "datetime": "%b %d %Y"}
 
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+
+
+@attrs.define
+class Probing:
+    """The probes of a template: the processor time that they took, and the repairs, once found."""
+
+    seconds: float = 0.0
+    repairs: tuple[Repair, ...] | None = None
 
 
 class ChatTemplate:
@@ -75,7 +89,7 @@ class ChatTemplate:
         self._limits = Limits() if limits is None else limits
         self._now = now
         self._template, self._wants = _compile(source, now)
-        self._repairs: list[tuple[Repair, ...]] = []  # once they are found; the same in copies
+        self._probing = Probing()  # the same in copies
 
     def with_limits(self, limits: Limits) -> ChatTemplate:
         """Make the same template with other limits. With `Limits.hurried`, `render` raises
@@ -96,9 +110,9 @@ class ChatTemplate:
 
         The first look renders small conversations, a hundred times. It may take 50 ms.
         """
-        if not self._repairs:
-            self._repairs.append(repairs.find(self._probe_repaired))
-        return self._repairs[0]
+        if self._probing.repairs is None:
+            self._probing.repairs = repairs.find(self._probe_repaired)
+        return self._probing.repairs
 
     @functools.cached_property
     def format(self) -> ChatFormat:
@@ -302,18 +316,26 @@ class ChatTemplate:
     def _probe(self, messages: list[Message], **variables: Any) -> str | None:
         variables = {**self._absent, "add_generation_prompt": True, **variables}
         places = list(range(len(messages)))
-        try:
-            return self._run(messages, variables, places, _PROBE_LIMITS)
-        except TemplateError:
-            return None
+        return self._tried(partial(self._run, messages, variables, places, _PROBE_LIMITS))
 
     def _probe_repaired(self, asked: Conversation, repairs: Sequence[Repair]) -> str | None:
         variables = {**self._absent, "add_generation_prompt": True}
         turns = list(enumerate(asked.turns))
+        return self._tried(
+            partial(self._render, turns, asked.tools, variables, repairs, _PROBE_LIMITS)
+        )
+
+    def _tried(self, render: Callable[[], str]) -> str | None:
+        """Render a probe; None: the template refuses it, or has taken too long for all so far."""
+        if self._probing.seconds > _MAX_PROBING:
+            return None
+        began = time.thread_time()
         try:
-            return self._render(turns, asked.tools, variables, repairs, _PROBE_LIMITS)
+            return render()
         except TemplateError:
             return None
+        finally:
+            self._probing.seconds += time.thread_time() - began
 
 
 def _compile(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import operator
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -83,17 +82,10 @@ class Render(Protocol):
         """Give the prompt; None: the template refuses the conversation."""
 
 
-#: Of processor time, after which the template gets no more repairs.
-_MAX_SECONDS = 2.0
-
-
 def find(render: Render) -> tuple[Repair, ...]:
     """Find the repairs that a template needs, in the order in which they are made."""
     needed: list[Repair] = []
-    began = time.thread_time()
     for repair in _IN_ORDER_OF_PROBES:
-        if time.thread_time() - began > _MAX_SECONDS:
-            break  # no template of a model takes a tenth of it
         before = [one.is_shown(partial(render, repairs=needed)) for one in repair.probes]
         if all(before):
             continue

@@ -9,7 +9,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from trioserve.chat.messages import Message, Tool, as_text
@@ -94,30 +95,56 @@ def _with_ids(turns: Turns, form: Callable[[str, str, int], str]) -> Turns:
             before it.
     """
     made: Turns = []
-    pending: list[tuple[str, str]] = []  # of calls without a result: the client's, and the new one
+    pending = _Pending()
     n_calls = 0
     for i, (place, message) in enumerate(turns):
         if "tool_calls" in message:
             if not _follows_calls(turns, i):
-                pending = []
+                pending = _Pending()
             calls = []
             for call in message["tool_calls"]:
                 given = call.get("id", "")
-                pending.append((given, form(given, call["function"]["name"], n_calls)))
-                calls.append({**call, "id": pending[-1][1]})
+                id_ = form(given, call["function"]["name"], n_calls)
+                pending.add(given, id_)
+                calls.append({**call, "id": id_})
                 n_calls += 1
             message = {**message, "tool_calls": calls}
         elif message["role"] == "tool":
             given = message.get("tool_call_id", "")
-            own = [pair for pair in pending if pair[0] == given] or pending[: not given]
-            if own:
-                pending.remove(own[0])
-                id_ = own[0][1]
-            else:
-                id_ = form(given, message.get("name", ""), n_calls)
+            own = pending.take(given)
+            if own is None and not given:
+                own = pending.take_oldest()
+            id_ = form(given, message.get("name", ""), n_calls) if own is None else own
             message = {**message, "tool_call_id": id_}
         made.append((place, message))
     return made
+
+
+class _Pending:
+    """Values that wait to be taken by their ids, which may be empty."""
+
+    def __init__(self) -> None:
+        self._all: dict[int, tuple[str, Any]] = {}  # by number, the oldest first
+        self._of: defaultdict[str, deque[int]] = defaultdict(deque)  # numbers by id
+        self._numbers = itertools.count()
+
+    def add(self, id_: str, value: Any) -> None:
+        """Add a value."""
+        number = next(self._numbers)
+        self._all[number] = id_, value
+        self._of[id_].append(number)
+
+    def take(self, id_: str) -> Any:
+        """Take the oldest value with an id; None: there is none."""
+        numbers = self._of.get(id_)
+        return self._all.pop(numbers.popleft())[1] if numbers else None
+
+    def take_oldest(self) -> Any:
+        """Take the oldest value of all; None: there is none."""
+        return self.take(next(iter(self._all.values()))[0]) if self._all else None
+
+    def __iter__(self) -> Iterator[Any]:
+        return (value for _, value in self._all.values())
 
 
 def ids_of_nine(turns: Turns) -> Turns:
@@ -206,23 +233,21 @@ def one_call_each(turns: Turns) -> Turns:
         if len(calls) < 2:
             made.append((place, message))
             continue
-        results: Turns = []
+        results = _Pending()
         while i < len(turns) and turns[i][1]["role"] == "tool":
-            results.append(turns[i])
+            results.add(turns[i][1].get("tool_call_id", ""), turns[i])
             i += 1
         for call in calls:
             made.append((place, {**message, "tool_calls": [call]}))
             message = {"role": message["role"], "content": ""}
-            own = next((one for one in results if _answers(one[1], call)), None)
+            if "id" in call:
+                own = results.take(call["id"]) or results.take("")
+            else:
+                own = results.take_oldest()
             if own is not None:
-                results.remove(own)
                 made.append(own)
         made += results
     return made
-
-
-def _answers(result: Message, call: Mapping[str, Any]) -> bool:
-    return "id" not in call or result.get("tool_call_id", call["id"]) == call["id"]
 
 
 def text_before_calls(turns: Turns) -> Turns:

@@ -9,7 +9,7 @@ import attrs
 import trio
 from trio_util import AsyncValue
 
-from trioserve.concurrency import alongside, deadline_scope
+from trioserve.concurrency import alone, alongside, deadline_scope
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.errors import EngineError, TrioServeError, UnavailableError
 from trioserve.fair_limiter import Workers
@@ -74,14 +74,14 @@ class EmbeddingsBeside:
         """Make and free contexts, one at a time, until cancelled."""
         while True:
             await self._line.n.wait_value(lambda n: n > 0)
-            try:
-                await self._run_one()
-            except TrioServeError as error:
-                _log.warning("no context for embeddings", reason=error.message)
-                failed, self._line = self._line, _Line()
-                failed.found.value = UnavailableError(
-                    f"The context for embeddings cannot be made: {error.message}"
-                )
+            await alone(self._run_one, self._fail)
+
+    def _fail(self, error: TrioServeError) -> None:
+        _log.warning("no context for embeddings", reason=error.message)
+        failed, self._line = self._line, _Line()
+        failed.found.value = UnavailableError(
+            f"The context for embeddings cannot be made: {error.message}"
+        )
 
     async def _run_one(self) -> None:
         config, failure = self._resources.config, AsyncValue[EngineError | None](None)
