@@ -220,7 +220,7 @@ def test_forced_tool_calls_with_every_template(tmp_path: Path) -> None:
 
 @needs_the_sources
 def test_with_thinking_off_every_template_answers_at_once(tmp_path: Path) -> None:
-    """The weights are random, so that reasoning that has begun would go on up to the limit."""
+    """Random weights never close reasoning: an answer must not wait for that."""
     templates = chat_templates()
     path = write_sentence_pieces(tmp_path / "model.gguf", context=8192)
     off = drawn(messages=ASK, max_tokens=60, enable_thinking=False)

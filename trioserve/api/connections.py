@@ -15,7 +15,7 @@ from trioserve.errors import UnavailableError
 NAME = "trioserve"
 
 #: Seconds that a new connection has for its first request before its address may take its place.
-#: In a burst, the connections come before what is sent on them.
+#: In a burst, connections arrive before their requests.
 GRACE = 1.0
 
 

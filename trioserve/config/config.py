@@ -451,7 +451,7 @@ class Config:
     media_timeout: float = _media(30.0, min=0.001,
         help="seconds that fetching a file may take, and processor seconds to decode one")
     media_background: str = _media("white", choices=("white", "none"),
-        help="what is below transparent parts of an image; none: the colors that they hide")
+        help="the background of transparent images; none = the hidden colors of their pixels")
     transcription_model: str | None = _media(None, check=checks.whisper_model,
         help="Whisper model that transcribes recordings in a separate process, instead of the "
         "loaded model: a directory, or a name such as small, which is downloaded; it needs "

@@ -427,7 +427,7 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
 
     @property
     def embedding_pooling(self) -> str | None:
-        """The pooling of `embedder`; None: there is none."""
+        """The pooling of `embedder`; None without one."""
 
     def embedder(self) -> EmbeddingBackend:
         """Make a context for embeddings, which keeps the weights. Raises ModelLoadError."""

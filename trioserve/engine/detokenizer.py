@@ -115,13 +115,13 @@ class _Stops:
 
 
 class _Answer:
-    """Finds stop strings in what is an answer, between the other parts of an output."""
+    """Finds stop strings in the answer, outside the other parts of an output."""
 
     __slots__ = (
         *("_aside", "_begun", "_ends", "_held", "_is_aside", "_is_over"),
         *("_n_placed", "_places", "_stops"),
     )
-    _ends: TriggerScanner  # of a part that is none of the answer
+    _ends: TriggerScanner  # of a part outside the answer
     _is_over: bool  # whether its end has come, and only newlines since
 
     def __init__(self, stops: _Stops, aside: Aside) -> None:

@@ -169,7 +169,7 @@ class LlamaBackend:
 
     @property
     def embedding_pooling(self) -> str | None:
-        """How `embedder` pools; None: there is none."""
+        """The pooling of `embedder`; None without one."""
         return pooling_beside(self._model, self._config) if self._config.embd_ctx_size else None
 
     def embedder(self) -> LlamaEmbedder:

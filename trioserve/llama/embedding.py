@@ -48,7 +48,7 @@ class LlamaEmbedder(EmbeddingBackend):
 
     def __init__(self, model: LlamaModel, context: Context, config: Config) -> None:
         self._model = model
-        #: Closes what is not its own, in place of the model.
+        #: Gives back a borrowed model, in place of closing it.
         self._give_back: Callable[[], None] | None = None
         self._context = context
         self.info = model.info

@@ -1,1 +1,1 @@
-"""The format of a model: that of its family, or one derived from renders of its template."""
+"""The format of a model: its family's, or one derived from renders of its template."""

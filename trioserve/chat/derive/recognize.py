@@ -1,4 +1,4 @@
-"""Which format a model has: that of its family, one that is derived from its template, or plain."""
+"""The format of a model: its family's, one derived from its template, or plain."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _find_reasoning(source: str, probes: Probes) -> tuple[str, Reasoning | None]
 def _derive(
     probes: Probes, reasoning: Reasoning | None, findings: list[tuple[str, str]]
 ) -> ChatFormat | None:
-    """Derive a format; None if there is none, or if it does not read what the template writes."""
+    """Derive a format; None if none is found, or if it does not read the template's own answers."""
     found = find_calls(probes, reasoning)
     if found is None:
         return None

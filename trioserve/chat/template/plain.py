@@ -1,7 +1,7 @@
 """Chats as plain text, for models that have no template and no tokens for one.
 
 A base model knows no markers of turns, and would write those of ChatML letter by letter. It does
-know transcripts: the name of a role, and what is said. Where the next name comes, the answer ends.
+know transcripts: a role's name, then its text. The answer ends where the next name begins.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ A template refuses some conversations, and loses a part of others. Each repair c
 forms, and has small conversations that tell whether a template needs it: those whose texts the
 prompt has, in their order, with the repair only. `find` renders them once for each template.
 
-A repair moves no text to the front, so that the prompt of a turn begins with that of the turn
-before.
+A repair moves no text to the front, so that each prompt begins with the prompt of the turn before.
 """
 
 from __future__ import annotations
@@ -191,7 +190,7 @@ REPAIRS: tuple[Repair, ...] = (
     ),
     Repair(
         "ids-of-their-own",
-        "calls without an id, or with that of an earlier one, get another",
+        "calls without an id, or with the id of an earlier call, get a new one",
         (_loop(_call(id_="none")), *_same_ids()),
         turns.ids_of_their_own,
         tried=2,
@@ -344,7 +343,7 @@ REPAIRS: tuple[Repair, ...] = (
     ),
     Repair(
         "tools-without-nulls",
-        "what is null in tools is left out",
+        "null values in tools are left out",
         (
             _offered(_tool(parameters={"type": "object", "properties": None, "required": None})),
             _offered(_parameter({"type": "string", "description": None})),

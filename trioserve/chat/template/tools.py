@@ -9,7 +9,7 @@ from trioserve.chat.messages import Tool
 
 
 def without_nulls(tool: Tool) -> Tool:
-    """Leave out what is null, other than a value of a parameter."""
+    """Leave out null fields, but keep null values of parameters."""
     return {**tool, "function": _without_nulls(tool["function"])}
 
 

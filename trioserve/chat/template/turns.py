@@ -91,8 +91,7 @@ def _with_ids(turns: Turns, form: Callable[[str, str, int], str]) -> Turns:
 
     Args:
         turns: with ids or without.
-        form: makes an id of that of the client, the name of the function and the number of calls
-            before it.
+        form: makes an id from the client's id, the function's name, and the number of calls before.
     """
     made: Turns = []
     pending = _Pending()
@@ -135,12 +134,12 @@ class _Pending:
         self._of[id_].append(number)
 
     def take(self, id_: str) -> Any:
-        """Take the oldest value with an id; None: there is none."""
+        """Take the oldest value with an id; None if no value has it."""
         numbers = self._of.get(id_)
         return self._all.pop(numbers.popleft())[1] if numbers else None
 
     def take_oldest(self) -> Any:
-        """Take the oldest value of all; None: there is none."""
+        """Take the oldest value of all; None if nothing waits."""
         return self.take(next(iter(self._all.values()))[0]) if self._all else None
 
     def __iter__(self) -> Iterator[Any]:
@@ -168,7 +167,7 @@ def ids_with_names(turns: Turns) -> Turns:
 
 
 def ids_of_their_own(turns: Turns) -> Turns:
-    """Give calls that have no id one, and those that have that of an earlier call another."""
+    """Give new ids to calls without an id, or with the id of an earlier call."""
     used: set[str] = set()
     numbers = itertools.count()
 
@@ -349,7 +348,7 @@ def _n_leading(turns: Turns) -> int:
 
 
 def _joined(one: Message, *others: Message, separator: str = "\n\n") -> Message:
-    """Put the contents of messages at the end of that of another."""
+    """Append the contents of messages to the content of the first."""
     if not others:
         return one
     contents = (message["content"] for message in (one, *others))
@@ -369,7 +368,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 
 
 def _tagged(tag: str, content: Any) -> Any:
-    """Mark a content as that of another role."""
+    """Tag a content that belongs to another role."""
     if isinstance(content, str):
         is_tagged = content.startswith(f"<{_REMINDER}>")
         return content if is_tagged else _TAGGED.format(tag, content)
