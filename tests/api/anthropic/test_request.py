@@ -324,9 +324,9 @@ FIELDS: Wrong = [
     ),
     ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "is required."),
     (
-        {"thinking": {"type": "between_tools"}},
+        {"thinking": {"type": "at_night"}},
         "thinking.type",
-        'must be "enabled", "disabled", "adaptive" or "auto".',
+        'must be "enabled", "disabled", "adaptive", "auto" or "between_tools".',
     ),
     (
         {"thinking": {"type": "enabled", "budget_tokens": -1}},

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
+from trioserve.api.anthropic.client_tools import Member
 from trioserve.api.base import sse
 from trioserve.api.base.chat_request import as_content
 from trioserve.api.base.fields import (
@@ -196,6 +197,21 @@ def _search_result(block: Mapping[str, Any], path: str) -> list[Part]:
     return [text_part(write_document("\n\n".join(said), about=about))]
 
 
+def _browser_state(block: Mapping[str, Any], path: str) -> list[Part]:
+    """Read which tabs a browser has, and what has happened to them and to downloads."""
+    lines = ["\nTabs:"]  # after what else the result says
+    for i, tab in enumerate(required(block, "tabs", objects, path)):
+        id_, *page = (
+            required(tab, name, text, f"{path}.tabs[{i}]") for name in ("tab_id", "title", "url")
+        )
+        is_active = optional(tab, "active", boolean, f"{path}.tabs[{i}]")
+        lines.append(" ".join([f"[{id_}]", *filter(None, page), *["(active)"] * bool(is_active)]))
+    for change in optional(block, "state_changes", objects, path) or ():
+        about = (f"{name}: {value}" for name, value in change.items() if name != "type")
+        lines.append(f"{change.get('type')} ({', '.join(about)})")
+    return [text_part("\n".join(lines))]
+
+
 # -- sources
 
 
@@ -219,18 +235,25 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], str], list[Part]]] = {
     "document": _document,
     "search_result": _search_result,
     "tool_reference": lambda block, path: [text_part(required(block, "tool_name", text, path))],
+    "browser_state": _browser_state,
 }
 
-#: Blocks of tools that Anthropic's servers run. The model has seen nothing like them here.
-_HOSTED = re.compile(r"server_tool_use|mcp_tool_(use|result)|container_upload|\w+_tool_result")
+#: Blocks of tools and models of Anthropic's servers. The model has seen nothing like them here.
+_HOSTED = re.compile(
+    r"server_tool_use|mcp_tool_(use|result|listing)|container_upload|\w+_tool_result|fallback"
+)
+
+#: Blocks that `tools` reads.
+_OF_TOOLS = ("tool_addition", "tool_removal")
 
 
-def _is_hosted(block: Mapping[str, Any]) -> bool:
+def _is_said(block: Mapping[str, Any]) -> bool:
+    """Whether a block is a part of what the model reads. Others are left out."""
     kind = block.get("type")
     if not isinstance(kind, str) or not _HOSTED.fullmatch(kind):
-        return False
+        return kind not in _OF_TOOLS
     leave_out(f"blocks of type {kind}", NOT_HOSTED)
-    return True
+    return False
 
 
 #: Stands before the result of a tool that failed, as templates have no field for that.
@@ -357,7 +380,7 @@ def _assistant(blocks: list[Block], names: dict[str, str]) -> dict[str, Any]:
     thinking: list[str] = []
     calls: list[dict[str, Any]] = []
     for path, block in blocks:
-        if _is_hosted(block):
+        if not _is_said(block):
             continue
         match required(block, "type", text, path):
             case "text":
@@ -389,8 +412,11 @@ def _thinking(block: Mapping[str, Any], path: str) -> str:
 
 
 def _call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
+    name = required(block, "name", filled, path)
+    if toolset := optional(block, "toolset_name", text, path):
+        name = Member(toolset, name).function
     function = {
-        "name": required(block, "name", filled, path),
+        "name": name,
         "arguments": sse.encode(required(block, "input", mapping, path)),
     }
     return {"id": required(block, "id", text, path), "type": "function", "function": function}
@@ -411,20 +437,24 @@ def _user(role: str, blocks: list[Block], names: Mapping[str, str]) -> list[dict
         if block.get("type") == "tool_result" and role == "user":
             say()
             messages.append(_result(block, path, names))
-        elif not _is_hosted(block):
+        elif _is_said(block):
             said += parts_of([(path, block)], owner, kinds)
     say()
     return messages
 
 
+#: Blocks that only the results of tools have, and that become texts.
+_TEXTS_OF_RESULTS = ("tool_reference", "browser_state")
+
+
 def _result(block: Mapping[str, Any], path: str, names: Mapping[str, str]) -> dict[str, Any]:
     id_ = required(block, "tool_use_id", text, path)
     blocks = blocks_of(optional(block, "content", content_of, path) or (), f"{path}.content")
-    parts = parts_of(blocks, "the result of a tool", (*KINDS, "tool_reference"))
+    parts = parts_of(blocks, "the result of a tool", (*KINDS, *_TEXTS_OF_RESULTS))
     if optional(block, "is_error", boolean, path):
         parts.insert(0, {"type": "text", "text": ERROR_MARK})
     content: str | list[Part] = parts
-    if all(each["type"] in ("text", "tool_reference") for _, each in blocks):
+    if all(each["type"] in ("text", *_TEXTS_OF_RESULTS) for _, each in blocks):
         content = "".join(part["text"] for part in parts)
     message = {"role": "tool", "tool_call_id": id_, "content": content}
     return {**message, "name": names[id_]} if id_ in names else message

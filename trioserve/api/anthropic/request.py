@@ -2,9 +2,7 @@
 
 Besides Anthropic's fields, they take those that all routes share, such as ``seed`` or ``timeout``.
 Unknown fields are ignored. A field of Anthropic's that this server does not support is refused,
-unless its value has no effect. Tools become functions of a chat: those with a schema, and those
-that Anthropic's models know. The client runs `bash`, the text editor and the memory, whose schemas
-are known by their types; tools that Anthropic's servers run are left out.
+unless its value has no effect.
 """
 
 from __future__ import annotations
@@ -15,34 +13,15 @@ from typing import Any, Literal
 
 import attrs
 
-from trioserve.api.anthropic.messages import continues_final_message, filled, read_messages
+from trioserve.api.anthropic.messages import continues_final_message, read_messages
+from trioserve.api.anthropic.tools import Offer, read_offer
 from trioserve.api.base import readers
-from trioserve.api.base.fields import (
-    NAME,
-    PART,
-    SCHEMA,
-    STRING,
-    Only,
-    PromptFields,
-    boolean,
-    field,
-    json_type,
-    list_schema,
-    mapping,
-    object_schema,
-    objects,
-    optional,
-    or_null,
-    refuse_unsupported,
-    required,
-    text,
-)
+from trioserve.api.base.fields import PART, SCHEMA, Only, PromptFields, field, mapping
 from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.api.base.thinking import ThinkingRequest
-from trioserve.chat.messages import MAX_TOOLS, NOT_HOSTED, Messages, Tools
+from trioserve.chat.messages import NOT_HOSTED, Messages, Tools
 from trioserve.chat.params import ChatParams, Mode, ToolChoice
 from trioserve.errors import InvalidRequestError, ThreadsUnsupportedError
-from trioserve.left_out import leave_out
 from trioserve.types import Grammar
 
 #: The most tokens of an answer to a request that does not say; llama-server's number.
@@ -53,9 +32,12 @@ BUDGET_TOKENS = 10_000
 
 #: Known fields without effect; see `RequestBody.unsupported`.
 _UNSUPPORTED: Mapping[str, Only] = {
+    "billing_policy": Only(harmless="nothing is billed"),
     "container": Only(harmless=NOT_HOSTED),
     "context_management": Only(harmless="the client keeps the conversation"),
     "diagnostics": Only({"previous_message_id": None}, harmless="there are none"),
+    "fallback_credit_token": Only(harmless="nothing is billed"),
+    "fallbacks": Only([], harmless="the model that was asked answers"),
     "inference_geo": Only("global", harmless="there is one place"),
     "mcp_servers": Only([], harmless="the configuration names the MCP servers"),
     "n": Only(1),
@@ -70,105 +52,6 @@ _UNSUPPORTED: Mapping[str, Only] = {
 # -- tools
 
 
-#: Fields of a tool that have no effect.
-_UNSUPPORTED_IN_TOOL: Mapping[str, Only] = {
-    "allowed_callers": Only(["direct"], harmless="the model itself calls all tools"),
-    "defer_loading": Only(False, harmless="the model has all tools from the beginning"),
-}
-
-# -- tools whose schemas are known
-
-_LINE = {"type": "integer", "minimum": 0}
-_RANGE = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
-
-
-def _commands(*commands: str, **more: Any) -> dict[str, Any]:
-    """The schema of a tool that edits files by commands."""
-    properties = {
-        "command": {"type": "string", "enum": list(commands)},
-        "path": STRING,
-        "file_text": {**STRING, "description": "For 'create': the text of the file."},
-        "old_str": {**STRING, "description": "For 'str_replace': the text to replace."},
-        "new_str": {**STRING, "description": "For 'str_replace': the text in its place."},
-        "insert_line": {**_LINE, "description": "For 'insert': the line to insert after."},
-        "insert_text": {**STRING, "description": "For 'insert': the text."},
-        "view_range": {**_RANGE, "description": "For 'view': the first and the last line."},
-        **more,
-    }
-    return {"type": "object", "properties": properties, "required": ["command"]}
-
-
-_EDITOR = ("view", "create", "str_replace", "insert")
-_PATHS = {"old_path": STRING, "new_path": STRING}
-
-#: By the beginning of the type: what the model reads of a tool, and the schema of its input.
-_KNOWN: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "bash_": (
-        "Runs a command in a bash session that lasts, and gives its output.",
-        {
-            "type": "object",
-            "properties": {
-                "command": {**STRING, "description": "The command."},
-                "restart": {"type": "boolean", "description": "Restarts the session instead."},
-            },
-        },
-    ),
-    "text_editor_202410": ("Views and edits files.", _commands(*_EDITOR, "undo_edit")),
-    "text_editor_202501": ("Views and edits files.", _commands(*_EDITOR, "undo_edit")),
-    "text_editor_": ("Views and edits files.", _commands(*_EDITOR)),
-    "memory_": (
-        "Views and edits files in /memories, which last from one conversation to the next.",
-        _commands(*_EDITOR, "delete", "rename", **_PATHS),
-    ),
-}
-
-_TOOL = object_schema(
-    "name",
-    name={**NAME, "minLength": 1},
-    type=or_null(NAME),
-    description=or_null(STRING),
-    input_schema=SCHEMA,
-)
-
-
-@json_type(list_schema(_TOOL, MAX_TOOLS))
-def read_tools(value: Any) -> Tools:
-    """Read ``tools``.
-
-    Raises:
-        MismatchError: it is no list of objects.
-        InvalidRequestError: something is missing or has the wrong type; `param` names it.
-    """
-    read = (_tool(tool, f"tools[{i}]") for i, tool in enumerate(objects(value)))
-    return Tools(tool for tool in read if tool is not None)
-
-
-def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-    kind = tool.get("type") or "custom"
-    known = next((_KNOWN[head] for head in _KNOWN if str(kind).startswith(head)), None)
-    if kind != "custom" and known is None:
-        leave_out(f"tools of type {kind}", NOT_HOSTED)
-        return None
-    refuse_unsupported(tool, _UNSUPPORTED_IN_TOOL, f"{path}.")
-    function: dict[str, Any] = {"name": required(tool, "name", filled, path)}
-    if known is not None:
-        function["description"], function["parameters"] = known
-    else:
-        function["description"] = _description(tool, path)
-        function["parameters"] = required(tool, "input_schema", mapping, path)
-    if (strict := optional(tool, "strict", boolean, path)) is not None:
-        function["strict"] = strict
-    return {"type": "function", "function": function}
-
-
-def _description(tool: Mapping[str, Any], path: str) -> str:
-    """Read the description, and write the examples of input below it."""
-    description = optional(tool, "description", text, path) or ""
-    examples = optional(tool, "input_examples", objects, path) or ()
-    lines = [f"Example of input: {json.dumps(one)}" for one in examples]
-    return "\n".join([description, *lines]).strip() if lines else description
-
-
 @attrs.frozen(kw_only=True)
 class ToolChoiceOptions:
     """``tool_choice``: which tools the model calls, and whether several at once."""
@@ -181,11 +64,10 @@ class ToolChoiceOptions:
         if self.type == "tool" and self.name is None:
             raise InvalidRequestError.at("tool_choice.name", "is required.")
 
-    @property
-    def choice(self) -> ToolChoice:
-        """What is chosen, in the normal form."""
+    def among(self, offer: Offer) -> ToolChoice:
+        """What is chosen of the tools that are offered, in the normal form."""
         if self.type == "tool" and self.name is not None:
-            return ToolChoice("required", (self.name,))
+            return ToolChoice("required", offer.named(self.name))
         return ToolChoice(_MODES[self.type])
 
     @property
@@ -242,9 +124,14 @@ class CountTokensRequest(ThinkingRequest):
     model: str | None = field(read=readers.model_name, default=None)
     messages: Messages = field(whole=read_messages)
     continue_final_message: bool = field(whole=continues_final_message)
-    tools: Tools = field(read=read_tools, factory=Tools)
+    offer: Offer = field(whole=read_offer)
     tool_choice: ToolChoiceOptions = attrs.field(factory=ToolChoiceOptions)
     output_config: OutputConfig = attrs.field(factory=OutputConfig)
+
+    @property
+    def tools(self) -> Tools:
+        """The tools that the model may call."""
+        return self.offer.tools
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
@@ -258,7 +145,7 @@ class CountTokensRequest(ThinkingRequest):
         return ChatParams(
             **self.thinking_params,
             tools=self.tools,
-            tool_choice=self.tool_choice.choice,
+            tool_choice=self.tool_choice.among(self.offer),
             parallel_tool_calls=self.tool_choice.parallel,
             add_generation_prompt=not self.continue_final_message,
             continue_final_message="auto" if self.continue_final_message else None,

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 from msgspec import UNSET, UnsetType
 
+from trioserve.api.anthropic.client_tools import Member
 from trioserve.api.anthropic.messages import sign
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
 from trioserve.api.base import sse
@@ -105,6 +106,7 @@ class ContentBlock(Answer, kw_only=True):
     signature: str | UnsetType = UNSET
     id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
+    toolset_name: str | UnsetType = UNSET
     input: dict[str, Any] | UnsetType = UNSET
     caller: _Caller | UnsetType = UNSET
 
@@ -155,10 +157,13 @@ class Blocks:
     Args:
         show_thinking: whether the text of thinking is part of its block. Where it is not, the
             signature carries it, and is read when the block comes back.
+        members: the functions that are members of toolsets, by their names.
     """
 
-    def __init__(self, *, show_thinking: bool = True) -> None:
-        self._show_thinking = show_thinking
+    def __init__(
+        self, *, show_thinking: bool = True, members: Mapping[str, Member] | None = None
+    ) -> None:
+        self._show_thinking, self._members = show_thinking, members or {}
         self._index = -1
         self._open = ""  # the type of the block that grows
         self._hidden: list[str] = []
@@ -178,6 +183,8 @@ class Blocks:
                 return begun
             case ToolCallStart(_, id_, name):
                 called = {"type": "tool_use", "id": id_, "name": name, "input": {}}
+                if (member := self._members.get(name)) is not None:
+                    called |= {"name": member.name, "toolset_name": member.toolset}
                 return self._begin({**called, "caller": {"type": "direct"}})
             case ToolCallArguments(_, text):
                 assert self._open == "tool_use"
@@ -349,7 +356,8 @@ async def messages(request: MessagesRequest, caller: Caller, models: Models) -> 
         server.stream_chats(request.messages, params, request.chat_params, context=context)
     )
     head = MessageHead(name_of(server, request, params), len(stream.prompt))
-    blocks = Blocks(show_thinking=request.thinking is None or request.thinking.shown)
+    is_shown = request.thinking is None or request.thinking.shown
+    blocks = Blocks(show_thinking=is_shown, members=request.offer.members)
     if not request.stream:
         return json(await whole_message(stream, head, blocks))
     events = MessageEvents(head, blocks)

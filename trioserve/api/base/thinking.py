@@ -33,14 +33,19 @@ _HAS_NO_SUMMARY = "there is the reasoning itself"
 class ThinkingOptions:
     """``thinking``: whether the model thinks, how long, and who may read it; Anthropic's."""
 
-    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    type: Literal["enabled", "disabled", "adaptive", "auto", "between_tools"]
     budget_tokens: int | None = field(read=readers.count, default=None)
     display: Literal["summarized", "omitted"] = "summarized"
 
     @property
+    def is_on(self) -> bool:
+        """Whether the model thinks. Between tools, it only says how far it is."""
+        return self.type not in ("disabled", "between_tools")
+
+    @property
     def shown(self) -> bool:
         """Whether the client reads it."""
-        return self.type == "disabled" or self.display == "summarized"
+        return not self.is_on or self.display == "summarized"
 
 
 @attrs.frozen(kw_only=True)
@@ -130,7 +135,7 @@ class ThinkingRequest(RequestBody):
         """
         effort, variable = self.effort, self.chat_template_kwargs.get("thinking")
         return _first(
-            None if self.thinking is None else self.thinking.type != "disabled",
+            None if self.thinking is None else self.thinking.is_on,
             self.enable_thinking,
             self.think if isinstance(self.think, bool) else None,
             self.reasoning.enabled,

@@ -241,8 +241,9 @@ ITEMS: list[tuple[Any, str, str | None]] = [
         ".type",
         "is 'compaction'; it must be one of message, function_call, function_call_output, "
         "custom_tool_call, custom_tool_call_output, mcp_call, reasoning, additional_tools, "
-        "agent_message, local_shell_call, shell_call, apply_patch_call, tool_search_call, "
-        "local_shell_call_output, shell_call_output, apply_patch_call_output, tool_search_output.",
+        "agent_message, local_shell_call, shell_call, apply_patch_call, computer_call, "
+        "tool_search_call, local_shell_call_output, shell_call_output, apply_patch_call_output, "
+        "computer_call_output, tool_search_output.",
     ),
     (made("f", output=1), ".output", "must be a string."),
     (made("f", error={"type": "x"}), ".error.message", "is required."),

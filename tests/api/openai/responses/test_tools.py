@@ -20,6 +20,7 @@ from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.chat.params import ToolChoice
 from trioserve.errors import InvalidRequestError
 from trioserve.testing import ScriptedBackend
+from trioserve.types import MediaSource
 
 FREE = {"type": "custom", "name": "say"}
 
@@ -205,7 +206,41 @@ def test_arguments_that_are_not_one_text(arguments: str, text: str) -> None:
 # -- tools that are known by their type
 
 
-CLIENT_CALLS: list[tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = [
+CLICK = {"type": "click", "button": "left", "x": 5, "y": 7}
+SCREEN = {"type": "computer_screenshot", "image_url": "https://example.org/screen.png"}
+SHOWN = [
+    {
+        "type": "media",
+        "media": MediaSource(
+            kind="image", url=SCREEN["image_url"], param="input[1].output.image_url"
+        ),
+    }
+]
+
+CLIENT_CALLS: list[tuple[Any, Any, dict[str, Any], dict[str, Any], Any]] = [
+    (
+        {"type": "computer"},
+        {"actions": [CLICK, {"type": "wait"}]},
+        {
+            "type": "computer_call",
+            "actions": [CLICK, {"type": "wait"}],
+            "pending_safety_checks": [],
+        },
+        {"output": SCREEN},
+        SHOWN,
+    ),
+    (
+        {
+            "type": "computer_use_preview",
+            "environment": "linux",
+            "display_width": 800,
+            "display_height": 600,
+        },
+        {"action": CLICK},
+        {"type": "computer_call", "action": CLICK, "pending_safety_checks": []},
+        {"output": SCREEN},
+        SHOWN,
+    ),
     (
         {"type": "local_shell"},
         {"command": ["ls", "-l"], "working_directory": "/tmp"},
@@ -256,16 +291,17 @@ CLIENT_CALLS: list[tuple[Any, Any, dict[str, Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("tool", "arguments", "expected", "result", "told"), CLIENT_CALLS)
 async def test_calls_of_tools_that_the_client_runs(
-    tool: Any, arguments: Any, expected: dict[str, Any], result: dict[str, Any], told: str
+    tool: Any, arguments: Any, expected: dict[str, Any], result: dict[str, Any], told: Any
 ) -> None:
-    (item,) = await output_of(calls((tool["type"], arguments)), tool)
+    name = "computer" if "computer" in tool["type"] else tool["type"]
+    (item,) = await output_of(calls((name, arguments)), tool)
     assert stable(item) == {**expected, "status": "completed"}
     kind = "tool_search_output" if "search" in tool["type"] else f"{item['type']}_output"
     output = {"type": kind, "call_id": item["call_id"], **result}
     _, chat = chat_of(tool, input=[item, output])
     call, answer = chat.messages
     assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == arguments
-    assert call["tool_calls"][0]["function"]["name"] == tool["type"]
+    assert call["tool_calls"][0]["function"]["name"] == name
     assert (answer["content"], answer["tool_call_id"]) == (told, item["call_id"])
 
 
@@ -313,7 +349,6 @@ async def test_items_bring_tools() -> None:
 
 HOSTED = (
     "code_interpreter",
-    "computer_use_preview",
     "file_search",
     "image_generation",
     "mcp",

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 
 from trioserve.api.base.fields import mapping, named, objects, required, strings, text
+from trioserve.api.openai.responses.parts import image_part
 
 Fields = dict[str, Any]
 
@@ -22,7 +23,7 @@ _COUNT: Fields = {"type": "integer", "minimum": 0}
 
 @attrs.frozen
 class ClientTool:
-    """A tool of such a type, which is also the name of its function.
+    """A tool of such a type.
 
     Attributes:
         description: what the model reads of it.
@@ -31,7 +32,8 @@ class ClientTool:
         prefix: of their ids.
         write: makes the fields of an item of the arguments.
         read: makes the arguments of an item, which stands at a path.
-        read_output: makes the text of a result of its item, which stands at a path.
+        read_output: makes the content of a result of its item, which stands at a path.
+        name: of its function; by default its type.
     """
 
     description: str
@@ -40,7 +42,8 @@ class ClientTool:
     prefix: str
     write: Callable[[Mapping[str, Any]], Fields]
     read: Callable[[Mapping[str, Any], str], Fields]
-    read_output: Callable[[Mapping[str, Any], str], str]
+    read_output: Callable[[Mapping[str, Any], str], str | list[Fields]]
+    name: str = ""
 
     @property
     def output_item(self) -> str:
@@ -155,6 +158,69 @@ def _read_status(item: Mapping[str, Any], path: str) -> str:
     return f"{status}: {output}" if output else status
 
 
+# -- a computer
+
+_WHOLE: Fields = {"type": "integer"}
+_KEYS: Fields = {**_STRINGS, "description": "Keys, such as 'CTRL' and 'S', pressed together."}
+_PLACED = {"x": _WHOLE, "y": _WHOLE}
+_AT = ("x", "y")
+
+#: What the actions need, and what else they may have, by their types.
+_ACTIONS: Mapping[str, tuple[Sequence[str], Fields]] = {
+    "click": (
+        ("button", *_AT),
+        {
+            "button": {"type": "string", "enum": ["left", "right", "wheel", "back", "forward"]},
+            **_PLACED,
+            "keys": _KEYS,
+        },
+    ),
+    "double_click": (_AT, {**_PLACED, "keys": _KEYS}),
+    "drag": (("path",), {"path": {"type": "array", "items": _schema(*_AT, **_PLACED)}}),
+    "keypress": (("keys",), {"keys": _KEYS}),
+    "move": (_AT, _PLACED),
+    "screenshot": ((), {}),
+    "scroll": (
+        (*_AT, "scroll_x", "scroll_y"),
+        {**_PLACED, "scroll_x": _WHOLE, "scroll_y": _WHOLE, "keys": _KEYS},
+    ),
+    "type": (("text",), {"text": _STRING}),
+    "wait": ((), {}),
+}
+_ACTION: Fields = {
+    "anyOf": [
+        _schema("type", *needed, type={"enum": [kind]}, **more)
+        for kind, (needed, more) in _ACTIONS.items()
+    ]
+}
+_USES = "Uses a computer by its screen. Each call gives a picture of the screen after it."
+
+
+def _acts(arguments: Mapping[str, Any]) -> Fields:
+    given = arguments.get("actions")
+    actions = [_act(each) for each in given] if isinstance(given, list) else []
+    return {"actions": actions or [_act(None)], "pending_safety_checks": []}
+
+
+def _act(action: Any) -> Fields:
+    """Give an action as the model has written it. One that is cut off only looks."""
+    if not isinstance(action, dict) or (kind := str(action.get("type"))) not in _ACTIONS:
+        return {"type": "screenshot"}
+    if any(name not in action for name in _ACTIONS[kind][0]):
+        return {"type": "screenshot"}
+    return {"keys": None, **action} if kind == "double_click" else action
+
+
+def _read_acts(item: Mapping[str, Any], path: str) -> Fields:
+    if item.get("actions") is not None:
+        return {"actions": list(required(item, "actions", objects, path))}
+    return {"action": required(item, "action", mapping, path)}
+
+
+def _read_screen(item: Mapping[str, Any], path: str) -> list[Fields]:
+    return [image_part(required(item, "output", mapping, path), f"{path}.output")]
+
+
 # -- a search for tools
 
 
@@ -212,6 +278,28 @@ CLIENT_TOOLS: Mapping[str, ClientTool] = {
         _operation,
         _read_operation,
         _read_status,
+    ),
+    "computer_use_preview": ClientTool(
+        _USES,
+        _schema("action", action=_ACTION),
+        "computer_call",
+        "cu",
+        lambda arguments: {
+            "action": _act(arguments.get("action")),
+            "pending_safety_checks": [],
+        },
+        _read_acts,
+        _read_screen,
+        "computer",
+    ),
+    "computer": ClientTool(
+        _USES,
+        _schema("actions", actions={"type": "array", "items": _ACTION, "minItems": 1}),
+        "computer_call",
+        "cu",
+        _acts,
+        _read_acts,
+        _read_screen,
     ),
     "tool_search": ClientTool(
         "Finds further tools.",

@@ -1,4 +1,4 @@
-"""The input of ``/v1/responses``: from its items and their parts to the messages of a chat.
+"""The input of ``/v1/responses``: from its items to the messages of a chat.
 
 Items of the assistant that follow one another (reasoning, a message, calls) are one message of a
 chat, as in llama-server. Each message remembers which field it came from, for error messages.
@@ -15,113 +15,30 @@ from typing import Any, TypeAlias
 import attrs
 
 from trioserve.api.base.chat_request import as_content
-from trioserve.api.base.fields import mapping, named, objects, one_of, optional, required, text
+from trioserve.api.base.fields import mapping, named, objects, optional, required, text
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS, ClientTool
+from trioserve.api.openai.responses.parts import (
+    INPUT,
+    OUTPUT,
+    THOUGHTS,
+    read_content,
+    read_parts,
+)
 from trioserve.chat.messages import (
     INPUT_ARGUMENT,
     MAX_ARGUMENTS,
     MAX_MESSAGES,
-    MAX_PARTS,
     check_count,
-    file_part,
-    media_part,
-    parse_media_part,
-    source_of,
     text_part,
 )
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
 from trioserve.whole_numbers import whole_number
 
-# -- parts
-
-
 Item: TypeAlias = Mapping[str, Any]
 
 #: Adds an item, which stands at a path.
 Reader: TypeAlias = Callable[["Conversation", Item, str], None]
-
-#: A part of a message in normal form.
-Part: TypeAlias = dict[str, Any]
-
-#: The types of text parts, and the field that holds their text.
-INPUT: Mapping[str, str] = {"input_text": "text"}
-OUTPUT: Mapping[str, str] = {"output_text": "text", "input_text": "text", "refusal": "refusal"}
-THOUGHTS: Mapping[str, str] = {"reasoning_text": "text", "summary_text": "text", "text": "text"}
-
-#: The types of parts that are files. They stand where `INPUT` does.
-_FILES = ("input_image", "input_audio", "input_video", "input_file")
-
-_DETAIL = one_of("auto", "low", "high", "original")
-
-
-def read_content(item: Item, name: str, path: str, texts: Mapping[str, str]) -> str | list[Part]:
-    """Read a field of an item that is text or a list of parts.
-
-    Args:
-        item: what has the field.
-        name: of the field.
-        path: of the item, for errors.
-        texts: the types of text parts that it may have.
-
-    Raises:
-        UnsupportedFieldError: a part is of another type, or refers to a file that was uploaded.
-        InvalidRequestError: something is missing or of the wrong type, or a file is not valid
-            base64. All name the field.
-    """
-    where = f"{path}.{name}"
-    value = item.get(name)
-    if isinstance(value, str):
-        return value
-    if value is None:
-        if name in item:  # clients send null where there is no text
-            return ""
-        raise InvalidRequestError.at(where, "is required.")
-    return read_parts(value, where, texts, instead="a string or ")
-
-
-def read_parts(
-    value: object, path: str, texts: Mapping[str, str], *, instead: str = ""
-) -> list[Part]:
-    """Read a list of parts. `instead` says what else it might be. Raises as `read_content`."""
-    if not isinstance(value, list):
-        raise InvalidRequestError.at(path, f"must be {instead}a list of parts.")
-    check_count(len(value), MAX_PARTS, path, "parts")
-    return [_read_part(part, f"{path}[{i}]", texts) for i, part in enumerate(value)]
-
-
-def _read_part(part: object, path: str, texts: Mapping[str, str]) -> Part:
-    if not isinstance(part, Mapping):
-        raise InvalidRequestError.at(path, "must be an object.")
-    kind = required(part, "type", text, path)
-    if kind in texts:
-        return text_part(required(part, texts[kind], text, path))
-    known = [*texts, *(_FILES if texts is INPUT else ())]
-    if kind not in known:
-        raise UnsupportedFieldError.at(
-            f"{path}.type", f"is {kind!r:.80}; it must be one of {', '.join(known)}."
-        )
-    if kind == "input_image":
-        return _image(part, path)
-    if kind == "input_file":
-        return file_part(part, path)
-    if kind == "input_audio" and "audio_url" in part:
-        url = required(part, "audio_url", text, path)
-        return media_part(source_of(url, "audio", f"{path}.audio_url"))
-    media = parse_media_part(kind, part, path)
-    assert media is not None, kind
-    return media
-
-
-def _image(part: Item, path: str) -> Part:
-    if part.get("file_id") is not None:
-        raise UnsupportedFieldError.at(
-            f"{path}.file_id", "is not supported: no files are kept here. Send 'image_url'."
-        )
-    optional(part, "detail", _DETAIL, path)
-    url = required(part, "image_url", text, path)
-    return media_part(source_of(url, "image", f"{path}.image_url"))
-
 
 # -- items
 
@@ -314,7 +231,8 @@ def _reader_of_calls(name: str, tool: ClientTool) -> Reader:
         if item.get("execution") == "server":
             leave_out(f"items of type {tool.item}", "the client did not make these calls")
             return
-        _add_call(chat, item, path, (_call_id(item, path), name), tool.read(item, path))
+        call = (_call_id(item, path), tool.name or name)
+        _add_call(chat, item, path, call, tool.read(item, path))
 
     return read
 
@@ -355,8 +273,11 @@ def _read_made_call(chat: Conversation, item: Item, path: str) -> None:
     """Read a call that the server has made, and its result. One that was cut off has none."""
     id_ = required(item, "id", text, path).removeprefix(MCP_CALL)
     if (fields := optional(item, "error", mapping, path)) is not None:
-        name = "content" if "content" in fields else "message"
-        output = required(fields, name, text, f"{path}.error")
+        if "content" in fields:  # of any form
+            content = fields["content"]
+            output = content if isinstance(content, str) else json.dumps(content)
+        else:
+            output = required(fields, "message", text, f"{path}.error")
     elif item.get("output") is None:
         return
     else:
@@ -399,8 +320,8 @@ def _thoughts(item: Item, name: str, path: str) -> list[str]:
 #: Items of OpenAI's servers. The model here has seen nothing like them.
 _LEFT_OUT = frozenset(
     {
-        *("code_interpreter_call", "computer_call", "computer_call_output", "file_search_call"),
-        *("image_generation_call", "web_search_call"),
+        *("code_interpreter_call", "file_search_call", "image_generation_call"),
+        "web_search_call",
         *("mcp_approval_request", "mcp_approval_response", "mcp_list_tools"),
         *("configuration_update", "program", "program_output"),
     }

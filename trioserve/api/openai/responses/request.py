@@ -47,6 +47,8 @@ from trioserve.left_out import leave_out
 
 #: Known fields without effect; see `RequestBody.unsupported`.
 _UNSUPPORTED: Mapping[str, Only] = {
+    "access_programs": Only({}, harmless="all that is here may be used"),
+    "background_options": Only({}, harmless="it runs as soon as there is a place"),
     "context_management": Only([], harmless="the client keeps the conversation"),
     "image": Only({}),
     "moderation": Only(),

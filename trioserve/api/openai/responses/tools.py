@@ -29,7 +29,7 @@ class OfferedTool:
 
     Attributes:
         kind: its type in the request.
-        name: its name there; for a tool known by its type, the type.
+        name: its name there; for a tool known by its type, that of its function.
         place: where it is in the request.
         function: what the model sees, but for the name.
         namespace: that which it is in.
@@ -106,8 +106,9 @@ class Offer:
                 found = [space for space, other in self._names if other == name]
                 namespace = found[0] if len(found) == 1 else None
             return {"type": "function", "function": {"name": self.name_of(namespace, name)}}
-        if (None, kind) in self._names:
-            return {"type": "function", "function": {"name": kind}}
+        name = "computer" if kind.startswith("computer_use") else kind
+        if (None, name) in self._names:
+            return {"type": "function", "function": {"name": name}}
         if kind in self._left_out:
             return None
         raise UnsupportedFieldError.at(
@@ -131,7 +132,7 @@ class Offer:
             name = required(tool, "name", text, place)
             function = self._custom.function(tool, place)
         elif kind in CLIENT_TOOLS and not _is_hosted(tool):
-            name, function = kind, _of_client(tool, kind, place)
+            name, function = CLIENT_TOOLS[kind].name or kind, _of_client(tool, kind, place)
         else:
             self._left_out.add(kind)
             leave_out(f"tools of type {kind}", NOT_HOSTED)
