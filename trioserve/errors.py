@@ -173,6 +173,7 @@ class BodyTimeoutError(InvalidRequestError):
 class UnknownModelError(InvalidRequestError):
     """There is no model of the name in the request."""
 
+    status = 404
     code = "model_not_found"
 
 

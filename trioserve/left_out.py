@@ -1,4 +1,4 @@
-"""What requests ask for and do not get, because their answer is right without it: logged once."""
+"""What is logged once, such as a field of requests that has no effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _log = get_logger(__name__)
 _PLACES = re.compile(r"\[\d+\]")
 
 #: What has been logged. Clients write a part of it, so that there is a limit.
-_logged: set[tuple[str, str]] = set()
+_logged: set[tuple[str, ...]] = set()
 _MAX_LOGGED = 1000
 
 
@@ -23,8 +23,16 @@ def leave_out(what: str, why: str) -> None:
         what: the field, the tool, the part of a message.
         why: what happens instead.
     """
-    key = (_PLACES.sub("[]", f"{what:.200}"), why)
-    if key in _logged or len(_logged) >= _MAX_LOGGED:
-        return
-    _logged.add(key)
-    _log.info("left out of requests", what=key[0], why=why)
+    _once("left out of requests", what=_PLACES.sub("[]", f"{what:.200}"), why=why)
+
+
+def answer_another(name: str, model: str) -> None:
+    """Log that a model answers to the name of another, if it was not logged before."""
+    _once("a model answers to a name that is not its own", name=f"{name:.200}", model=model)
+
+
+def _once(event: str, **fields: str) -> None:
+    key = (event, *fields.values())
+    if key not in _logged and len(_logged) < _MAX_LOGGED:
+        _logged.add(key)
+        _log.info(event, **fields)

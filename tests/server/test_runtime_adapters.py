@@ -148,7 +148,7 @@ async def test_an_adapter_comes_and_goes(folder: Path) -> None:
         answer = await client.post(UNLOAD, json={"lora_name": "pirate"})
         assert answer.status_code == 200, answer.text
         refused = await client.post("/v1/completions", json={"prompt": "abc", "model": "pirate"})
-        assert refused.status_code == 400
+        assert refused.status_code == 404
         assert refused.json()["error"]["code"] == "model_not_found"
         assert (await client.get("/lora-adapters")).json() == []
         gone = {"prompt": "abc", "lora": [{"id": 0, "scale": 1}]}

@@ -38,8 +38,9 @@ class FakeCatalog:
     entries: Mapping[str, ModelEntry]
     environment: Mapping[str, str] = attrs.field(factory=dict)
 
-    def find(self, name: str | None) -> ModelEntry:
-        return find_named(self.entries, name, ("case", "part"))
+    def find(self, name: str | None, default: ModelEntry | None = None) -> ModelEntry:
+        answers = None if default is None else default.name
+        return find_named(self.entries, name, ("case", "part"), answers)
 
     def exact(self, name: str) -> ModelEntry:
         return find_exact(self.entries, name)

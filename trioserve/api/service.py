@@ -29,6 +29,7 @@ from trioserve.api.base.generation import Responses
 from trioserve.api.base.models import Card, Details, Loaded, Models, abilities
 from trioserve.api.base.reply import Data, Reply, json
 from trioserve.api.base.routes import Responder, Route
+from trioserve.api.base.unserved import not_found
 from trioserve.api.batches import Batches
 from trioserve.api.connections import Connections
 from trioserve.api.sessions import Sessions
@@ -45,6 +46,7 @@ from trioserve.errors import (
     UnknownModelError,
     raised_alone,
 )
+from trioserve.left_out import answer_another
 from trioserve.log import get_logger
 from trioserve.models.fetch import fetch
 from trioserve.server import Server
@@ -135,12 +137,16 @@ class AppState(Connections, Models):
         """The route of a path without parts that vary."""
         return next(one for one in self.routes if (one.method, one.path) == (method, path))
 
+    def not_found(self, path: str) -> NotFoundError:
+        """Make the error of a path that has no route."""
+        return not_found(path, (route.path for route in self.routes))
+
     async def reply_to(self, incoming: Incoming, caller: Caller) -> Reply:
         """Reply to a request that this app asks itself. Errors are replies, too."""
         try:
             answer = self.answers.get((incoming.method, incoming.path))
             if answer is None:
-                raise NotFoundError("File Not Found")
+                raise self.not_found(incoming.path)
             return await answer(incoming, caller, {})
         except Exception as error:
             return errors.reply(raised_alone(error), incoming.path)
@@ -373,7 +379,11 @@ class Service(AppState):
 
     async def use(self, name: str | None, caller: Caller) -> Server:
         """The server, whose model answers to any name. It may sleep."""
-        return self._usable(caller)
+        server = self._usable(caller)
+        is_open = server.sleeping or server.adapters.possible  # who it means is seen later
+        if name and not is_open and not _is_named(server, name):
+            answer_another(name, server.model.info.name)
+        return server
 
     def _usable(self, caller: Caller) -> Server:
         """The server, if a caller may use it. Raises PermissionDeniedError, and as `server`."""
@@ -383,14 +393,14 @@ class Service(AppState):
         return server
 
     def _named(self, name: str, caller: Caller) -> Server:
-        """The server, if its model has a name. Ollama's tag "latest" says nothing.
+        """The server, if its model has a name.
 
         Raises:
             UnknownModelError: it is the name of another model.
             TrioServeError: as `use`.
         """
         server = self._usable(caller)
-        if not {name, name.removesuffix(":latest")} & {*server.model.names}:
+        if not _is_named(server, name):
             raise UnknownModelError(
                 f"There is no model {name!r} here. The model is {server.model.info.name!r}.",
                 param="model",
@@ -492,6 +502,11 @@ class Service(AppState):
     def news(self) -> AbstractContextManager[Feed[FleetEvent]]:
         """Refuse to follow the model."""
         raise _only_one()
+
+
+def _is_named(server: Server, name: str) -> bool:
+    """Whether the model of a server has a name. Ollama's tag "latest" says nothing."""
+    return not {name, name.removesuffix(":latest")}.isdisjoint(server.model.names)
 
 
 def _only_one() -> NotSupportedError:

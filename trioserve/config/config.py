@@ -536,7 +536,7 @@ class Config:
         "in its case, part = by being a part of that name only, exact = not at all")
     models_default: str | None = _models(None,
         help="name of the model for requests that name none or an unknown one; without it, these "
-        "are refused with status 400")
+        "are refused with status 404")
 
     # -- Server
     host: str = _server("127.0.0.1", "--host LLAMA_ARG_HOST", check=checks.hosts,

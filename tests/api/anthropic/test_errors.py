@@ -46,7 +46,11 @@ ERRORS: list[tuple[str, str, bytes, int, str, str]] = [
         *("POST", "/v1/messages/count_tokens", b"{}", 400, "invalid_request_error"),
         "'messages' is required.",
     ),
-    ("POST", "/v1/messages/batches", b"{}", 404, "not_found_error", "File Not Found"),
+    (
+        *("POST", "/v1/messages/batches", b"{}", 404, "not_found_error"),
+        "Anthropic's /v1/messages/batches is not served: /v1/batches takes batches in "
+        "OpenAI's form.",
+    ),
     (
         *("GET", "/v1/messages", b"", 405, "invalid_request_error"),
         "This route does not take this method.",

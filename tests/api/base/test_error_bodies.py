@@ -45,7 +45,7 @@ _NEVER_SENT = {
     "the batch is decoded again, without the prompt that was cancelled": "DecodeInterruptedError",
     "no request waits for the image any more": "EncodeInterruptedError",
     "the routes that need the model load it": "ServerSleepingError",
-    "one model answers to all names, but for Ollama's form of /api/show": "UnknownModelError",
+    "one model answers to all names, but where they are described": "UnknownModelError",
     "there is no choice of models; tests/api/router has tests of it": (
         "AmbiguousModelError ModelNotLoadedError ModelFailedError ModelProcessError"
     ),
@@ -264,7 +264,7 @@ async def a_page_of_another_site() -> httpx.Response:
         return await client.get("/v1/models", headers={"Origin": "http://evil.com"})
 
 
-@answers(errors.NotFoundError, 404, "File Not Found")
+@answers(errors.NotFoundError, 404, "There is no /nothing here.")
 async def a_route_that_is_not_there() -> httpx.Response:
     async with client_of() as client:
         return await client.get("/nothing")

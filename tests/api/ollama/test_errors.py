@@ -24,7 +24,7 @@ ERRORS = [
     ("POST", "/api/chat", b"[]", 400, "The body must be a JSON object."),
     ("POST", "/api/chat", b'{"messages": 5}', 400, "'messages' must be a list of objects."),
     ("POST", "/api/show", b"{}", 400, "'model' is required."),
-    ("POST", "/api/copy", b"{}", 404, "File Not Found"),
+    ("POST", "/api/shows", b"{}", 404, "There is no /api/shows here; did you mean /api/show?"),
     ("GET", "/api/chat", b"", 405, "This route does not take this method."),
     (
         *("POST", "/api/generate", LONG, 413),

@@ -88,12 +88,33 @@ async def test_a_stream_is_the_same_as_without_a_router() -> None:
 async def test_a_model_that_is_not_there() -> None:
     async with routed(TWO) as router:
         known = "There is no model 'three'. The models are: one, two."
-        for model, wanted in (
-            ("three", error_body(known, "model", code="model_not_found")),
-            (1, error_body("'model' must be a string.", "model")),
+        for model, status, wanted in (
+            ("three", 404, error_body(known, "model", code="model_not_found")),
+            (1, 400, error_body("'model' must be a string.", "model")),
         ):
             answer = await router.client.post("/completion", json={"prompt": "a", "model": model})
-            assert (answer.status_code, answer.json()) == (400, wanted)
+            assert (answer.status_code, answer.json()) == (status, wanted)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/responses", {"input": "a"}),
+        ("/v1/messages", {**CHAT, "max_tokens": 5}),
+        ("/api/chat", {**CHAT, "stream": False}),
+        ("/api/generate", {"prompt": "a", "stream": False}),
+    ],
+)
+async def test_the_only_model_answers_to_any_name_and_says_which_it_is(
+    path: str, body: dict[str, Any]
+) -> None:
+    async with routed({"one": answering("first")}) as router:
+        answer = await router.client.post(path, json={**body, "model": "gpt-4o"})
+        assert (answer.status_code, answer.json()["model"]) == (200, "scripted")
+        shown = await router.client.post("/api/show", json={"model": "gpt-4o"})
+        assert shown.status_code == 404  # clients of Ollama pull it then
 
 
 async def test_what_has_no_route_goes_to_no_model() -> None:

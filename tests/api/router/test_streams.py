@@ -87,7 +87,8 @@ async def test_a_process_that_is_killed() -> None:
 
 async def test_a_process_that_is_killed_before_it_answers() -> None:
     backend, gate = gated("a")
-    async with routed({"two": backend}) as router, trio.open_nursery() as nursery:
+    backends = {"one": answering("b"), "two": backend}
+    async with routed(backends) as router, trio.open_nursery() as nursery:
 
         async def die() -> None:
             await until(lambda: gate.n_asked)
@@ -95,12 +96,13 @@ async def test_a_process_that_is_killed_before_it_answers() -> None:
             gate.open()
 
         nursery.start_soon(die)
-        answer = await router.client.post(CHATS, json={**STREAM, "stream": False}, headers=NAMED)
+        body = {**STREAM, "model": "two", "stream": False}
+        answer = await router.client.post(CHATS, json=body, headers=NAMED)
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "model_process_ended"
         assert (await router.client.get(READ)).status_code == 404
         unknown = await router.client.post(CHATS, json={**STREAM, "model": "x"}, headers=NAMED)
-        assert unknown.status_code == 400
+        assert unknown.status_code == 404
         assert "'x'" in unknown.json()["error"]["message"]
 
 

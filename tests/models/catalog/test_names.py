@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
+from trioserve.config import Config
+from trioserve.config.keys import Key
 from trioserve.errors import AmbiguousModelError, UnknownModelError
-from trioserve.models.catalog import ModelEntry, Source
+from trioserve.models.catalog import Catalog, ModelEntry, Source, find_for
 from trioserve.models.catalog.catalog import find_named
 
 ALL = ("case", "part")
@@ -93,13 +96,31 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
         find_named(entries, "none", ALL)
     assert caught.value.message.startswith("There is no model 'none'. The models are: model-00, ")
     assert caught.value.message.endswith("model-19, and 5 more.")
-    assert (caught.value.status, caught.value.code) == (400, "model_not_found")
+    assert (caught.value.status, caught.value.code) == (404, "model_not_found")
 
 
 def test_the_default_is_for_unknown_names_and_for_none() -> None:
     for name in ("o3", "", None):
         assert find_named(ENTRIES, name, ALL, "gpt-4").name == "local"
     assert find_named(ENTRIES, "bundled", ALL, "local").name == "bundled"
+
+
+def test_the_only_model_answers_to_any_name_of_a_client_that_may_use_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny.gguf").touch()
+    catalog = Catalog(Config(models_dir=str(tmp_path)))
+    limited = Key(name="k", digest=b"", models=("bundled",))
+    for name in ("dummy-1", "dummy-1", None):
+        assert find_for(None, catalog, name, answers=True).name == "tiny"
+        assert find_for(attrs.evolve(limited, models=("t*",)), catalog, name, answers=True)
+    for key, answers in ((None, False), (limited, True)):
+        with pytest.raises(UnknownModelError):
+            find_for(key, catalog, "dummy-2", answers=answers)
+    (tmp_path / "tinier.gguf").touch()
+    catalog.reload()
+    with pytest.raises(UnknownModelError, match="The models are: tinier, tiny, bundled"):
+        find_for(None, catalog, "dummy-2", answers=True)
 
 
 def test_no_name_is_fine_if_there_is_one_model() -> None:

@@ -25,7 +25,7 @@ from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.described import ModelInfo, ModelPage
 from trioserve.api.base.errors import message_of
 from trioserve.api.base.generation import admit, stream_reply
-from trioserve.api.base.models import Models, unknown_is_404
+from trioserve.api.base.models import Models
 from trioserve.api.base.output import name_of
 from trioserve.api.base.reply import Reply, json
 from trioserve.api.base.routes import Query, Routes
@@ -375,8 +375,7 @@ async def listed(query: Query, caller: Caller, models: Models) -> Reply:
 @gives(ModelInfo)
 async def described(query: Query, caller: Caller, models: Models, name: str) -> Reply:
     """Describe a model in Anthropic's form."""
-    with unknown_is_404():
-        return json(ModelInfo.of(await models.describe(name, caller)))
+    return json(ModelInfo.of(await models.describe(name, caller)))
 
 
 @routes.post("/v1/messages/count_tokens")

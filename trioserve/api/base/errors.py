@@ -100,7 +100,7 @@ def reply(error: Exception, path: str) -> Json:
     failed = error
     return Json(
         make=lambda: shape.body(failed, id_),
-        status=shape.status(error),
+        status=error.status,
         headers=headers_of(error),
     )
 

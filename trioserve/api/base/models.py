@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,7 +15,6 @@ from trioserve.api.base.reply import Reply
 from trioserve.chat.template.render import ChatTemplate
 from trioserve.concurrency import Feed
 from trioserve.config import Config
-from trioserve.errors import NotFoundError, UnknownModelError
 from trioserve.server.model_server import ModelServer
 from trioserve.types import GenerationParams, Modalities
 
@@ -83,15 +82,6 @@ def abilities(template: ChatTemplate, *, fills_gaps: bool, modalities: Modalitie
 def can_think(template: ChatTemplate) -> bool:
     """Whether a model may reason before it answers, judging by its template."""
     return template.format.thinking is not None or template.capabilities.supports_enable_thinking
-
-
-@contextmanager
-def unknown_is_404() -> Iterator[None]:
-    """Say that a model is not found, where the address names it."""
-    try:
-        yield
-    except UnknownModelError as error:
-        raise NotFoundError(error.message, param="model") from None
 
 
 class Models(ABC):

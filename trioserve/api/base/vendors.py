@@ -7,7 +7,6 @@ prompt. A path that belongs to no vendor, such as ``/health``, has the forms of 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -37,7 +36,6 @@ class ErrorShape:
     body: Callable[[TrioServeError, str], dict[str, Any]]  # of an error and the id of its request
     form: type[Answer] | None = None  # of the body; none: the common one
     event: Callable[[Mapping[str, Any], int], bytes] = lambda body, _: sse.event(body)
-    status: Callable[[TrioServeError], int] = operator.attrgetter("status")
     content_type: str = sse.CONTENT_TYPE  # of a stream that can end so
 
 

@@ -30,7 +30,6 @@ from trioserve.config import Config
 from trioserve.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
-    NotFoundError,
     raised_alone,
 )
 from trioserve.fair_limiter import set_client
@@ -139,7 +138,7 @@ class App(QuartTrio):
         try:
             outgoing = await self._answer(request)
         except Exception as error:
-            outgoing = await _outgoing(errors.reply(self._known(error), caller.path))
+            outgoing = await _outgoing(errors.reply(self._known(error, caller.path), caller.path))
             if isinstance(error, MethodNotAllowed):
                 outgoing.headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
         self._finish(request, outgoing)
@@ -195,13 +194,13 @@ class App(QuartTrio):
             content_type=request.headers.get("Content-Type", ""),
         )
 
-    def _known(self, error: Exception) -> Exception:
+    def _known(self, error: Exception, path: str) -> Exception:
         """Translate an error of werkzeug into a `TrioServeError`."""
         error = raised_alone(error)
         if not isinstance(error, HTTPException):
             return error
         if error.code == 404:
-            return NotFoundError("File Not Found")
+            return self.state.not_found(path)
         if error.code == 405:
             return MethodNotAllowedError("This route does not take this method.")
         translated = InvalidRequestError(error.description or error.name)

@@ -12,7 +12,7 @@ from trioserve.api.base.answers import Answer, Health, Metrics, Properties, Succ
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.described import Model, ModelList, page
 from trioserve.api.base.fields import NAME, MismatchError, RequestBody, field, json_type, text
-from trioserve.api.base.models import Models, unknown_is_404
+from trioserve.api.base.models import Models
 from trioserve.api.base.reply import KeepAlive, Pieces, Reply, json
 from trioserve.api.base.routes import Query, Routes, manages
 from trioserve.api.openapi import gives, takes
@@ -130,8 +130,7 @@ async def listed(query: Query, caller: Caller, models: Models) -> Reply:
 @gives(Model)
 async def described(query: Query, caller: Caller, models: Models, name: str) -> Reply:
     """Describe one model, by any of its names."""
-    with unknown_is_404():
-        return json(await models.describe(name, caller))
+    return json(await models.describe(name, caller))
 
 
 @routes.post("/models")
@@ -149,8 +148,7 @@ async def download(request: ModelRequest, caller: Caller, models: Models) -> Rep
 @gives(Success)
 async def delete(query: Query, caller: Caller, models: Models) -> Reply:
     """Delete a model that was downloaded."""
-    with unknown_is_404():
-        await models.remove(query.get("model", ""), caller)
+    await models.remove(query.get("model", ""), caller)
     return json(Success(True))
 
 
@@ -163,8 +161,7 @@ async def load(request: ModelRequest, caller: Caller, models: Models) -> Reply:
 
     Of many models, this only begins it: follow ``/models/sse``.
     """
-    with unknown_is_404():
-        await models.load(request.model, caller)
+    await models.load(request.model, caller)
     return json(Success(True))
 
 

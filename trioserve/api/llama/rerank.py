@@ -143,7 +143,7 @@ async def rerank(request: RerankRequest, caller: Caller, models: Models) -> Repl
             shown = request.texts if request.return_text else None
             return [_Scored(i, scores[i], UNSET if shown is None else shown[i]) for i in best]
         return Ranking(
-            model=request.model or server.model.info.name,
+            model=server.model.info.name,
             usage=PromptUsage(n_tokens, n_tokens),
             results=ranks_of(best, scores, given if request.return_documents else None),
         )

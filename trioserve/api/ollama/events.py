@@ -31,7 +31,7 @@ from trioserve.chat.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.errors import TrioServeError, UnknownModelError
+from trioserve.errors import TrioServeError
 from trioserve.server.stream import ChatChunk
 from trioserve.types import Chunk, Finished, FinishReason, Progress, TokenProbs
 
@@ -54,15 +54,10 @@ def line(value: Any, n_before: int = 0) -> bytes:
     return f"{sse.encode(value)}\n".encode()
 
 
-def status(error: TrioServeError) -> int:
-    """The status of an error. On a 404, clients pull the model."""
-    return 404 if isinstance(error, UnknownModelError) else error.status
-
-
 CONTENT_TYPE = "application/x-ndjson"
 
-SHAPE = ErrorShape(body, OllamaError, line, status, content_type=CONTENT_TYPE)
-"""The shape of errors for Ollama's clients. Only the status of unknown models differs."""
+SHAPE = ErrorShape(body, OllamaError, line, content_type=CONTENT_TYPE)
+"""The shape of errors for Ollama's clients."""
 
 
 # -- parts

@@ -147,7 +147,7 @@ async def openai(request: EmbeddingsRequest, caller: Caller, models: Models) -> 
         return _Embedding(numbers_of(vector), index)
 
     written = EmbeddingList(
-        model=request.model or server.model.info.name,
+        model=server.model.info.name,
         usage=PromptUsage(n_tokens, n_tokens),
         data=_written(write, done),
     )

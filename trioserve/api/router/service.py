@@ -88,7 +88,7 @@ class RouterService(Lender):
             DeadlineExceededError: the request has waited for too long.
             TrioServeError: as `Fleet.use`, and as `find`.
         """
-        entry = self.find(name or caller.model, caller)
+        entry = self.find(name or caller.model, caller, answers=True)
         if (known := caller.servers.get(entry.name)) is not None:
             return known
         if caller.method == "POST":
@@ -114,9 +114,11 @@ class RouterService(Lender):
         finally:
             self.n_lent.value -= 1
 
-    def find(self, name: str | None, caller: Caller, *, exact: bool = False) -> ModelEntry:
+    def find(
+        self, name: str | None, caller: Caller, *, exact: bool = False, answers: bool = False
+    ) -> ModelEntry:
         """Find the model that a request of a caller names. As `find_for` and `fleet`."""
-        return find_for(caller.key, self.fleet.catalog, name, exact=exact)
+        return find_for(caller.key, self.fleet.catalog, name, exact=exact, answers=answers)
 
     @property
     def downloads(self) -> Downloads:

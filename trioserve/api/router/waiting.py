@@ -58,7 +58,7 @@ def patient(router: RouterService, route: Route, answer: Responder) -> Responder
             if router.fleet.state(entry.name).value is Status.UNLOADED:
                 return json(nothing)
         else:
-            entry = router.find(name, caller)
+            entry = router.find(name, caller, answers=True)
         streams = route.asks_for_stream(fields)
         try:
             if router.fleet.is_ready(entry) or not streams:

@@ -20,6 +20,7 @@ from trioserve.errors import (
     InvalidRequestError,
     UnknownModelError,
 )
+from trioserve.left_out import answer_another
 from trioserve.models import BUNDLED, BUNDLED_NAME, BUNDLED_PROJECTOR, hub_reference
 from trioserve.models.catalog.files import ModelFiles, Source, models_in
 from trioserve.models.catalog.presets import Preset, Shared, of_all, read_presets, without
@@ -125,6 +126,7 @@ def find_named(
     if found is not None and found.has_adapters:
         return found  # the rest is the name of an adapter
     if default is not None and (found := _exact(entries, default)) is not None:
+        answer_another(name, found.name)
         return found
     raise UnknownModelError(f"There is no model {name!r}. {_listed(visible)}", param="model")
 
@@ -144,11 +146,17 @@ def find_exact(entries: Mapping[str, ModelEntry], name: str) -> ModelEntry:
 def _unnamed(entries: Mapping[str, ModelEntry], default: str | None) -> ModelEntry:
     if default is not None and (found := _exact(entries, default)) is not None:
         return found
+    if (found := only_one(entries)) is not None:
+        return found
+    visible = [one for one in entries.values() if not one.hidden]
+    raise UnknownModelError(f"The request names no model. {_listed(visible)}", param="model")
+
+
+def only_one(entries: Mapping[str, ModelEntry]) -> ModelEntry | None:
+    """The only model, or the only one beside the bundled one; None: there are more."""
     visible = [one for one in entries.values() if not one.hidden]
     brought = [one for one in visible if one.source is not Source.BUNDLED] or visible
-    if len(brought) == 1:
-        return brought[0]
-    raise UnknownModelError(f"The request names no model. {_listed(visible)}", param="model")
+    return brought[0] if len(brought) == 1 else None
 
 
 def _exact(entries: Mapping[str, ModelEntry], name: str) -> ModelEntry | None:
@@ -248,14 +256,15 @@ class Catalog:
         """The models by name, in the order of their names, the bundled one last."""
         return MappingProxyType(self._entries)
 
-    def find(self, name: str | None) -> ModelEntry:
-        """Find the model that a request names; see `find_named`.
+    def find(self, name: str | None, default: ModelEntry | None = None) -> ModelEntry:
+        """Find the model that a request names; see `find_named`. `default` is for unknown names.
 
         Raises:
             UnknownModelError: there is no such model.
             AmbiguousModelError: the name may mean several.
         """
-        return find_named(self._entries, name, self._config.models_match, self._default)
+        answers = self._default or (None if default is None else default.name)
+        return find_named(self._entries, name, self._config.models_match, answers)
 
     def exact(self, name: str) -> ModelEntry:
         """Find the model of exactly this name or alias: for what deletes or unloads it.
@@ -311,7 +320,12 @@ class Catalog:
 
 
 def find_for(
-    key: Key | None, catalog: Catalog, name: str | None, *, exact: bool = False
+    key: Key | None,
+    catalog: Catalog,
+    name: str | None,
+    *,
+    exact: bool = False,
+    answers: bool = False,
 ) -> ModelEntry:
     """Find the model that a request names, if its API key may use it.
 
@@ -320,14 +334,18 @@ def find_for(
         catalog: has the models.
         name: what the request says; None: nothing.
         exact: the name must be whole, as for what unloads or deletes the model.
+        answers: the model is to answer: if it is the only one, it does so to any name.
 
     Raises:
         UnknownModelError: there is no such model.
         AmbiguousModelError: the name may mean several.
         PermissionDeniedError: the key may not use it.
     """
+    only = only_one(catalog.entries) if answers else None
+    if only is not None and key is not None and not key.may_use(only.name, *only.aliases):
+        only = None
     try:
-        entry = catalog.exact(name or "") if exact else catalog.find(name)
+        entry = catalog.exact(name or "") if exact else catalog.find(name, only)
     except (UnknownModelError, AmbiguousModelError) as error:
         if key is None or key.models is None:
             raise
