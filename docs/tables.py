@@ -30,6 +30,7 @@ from trioserve.chat.template.repairs import REPAIRS
 from trioserve.cli.help import default_text, value_name
 from trioserve.config import Config
 from trioserve.config.flags import FLAGS, GROUPS, Flag
+from trioserve.models.head_families import FAMILIES, Family
 
 PACKAGE = Path(trioserve.__file__).parent
 
@@ -329,10 +330,29 @@ def repairs() -> str:
     return f"| repair | what changes |\n|---|---|\n{''.join(rows)}"
 
 
+# -- drafts
+
+
+def drafts() -> str:
+    """A row for each architecture whose models may have heads; the others in a sentence."""
+    head = "| models | architecture | `draft-mtp` | the others |\n|---|---|---|---|\n"
+    families = sorted(FAMILIES.values(), key=lambda one: one.models.lower())
+    rows = "".join(_family_row(one) for one in families if not one.lacks)
+    idle = ", ".join(f"{one.models} (`{one.arch}`)" for one in families if one.lacks)
+    return f"{head}{rows}\nllama.cpp does not compute the MTP heads in files of {idle}."
+
+
+def _family_row(one: Family) -> str:
+    heads = "" if not one.n_mtp else "one head" if one.n_mtp == 1 else "several heads"
+    mtp = "an assistant" if one.has_assistant else heads
+    return f"| {one.models} | `{one.arch}` | {mtp} | {'yes' if one.gives_layers else ''} |\n"
+
+
 GENERATORS: Mapping[str, Callable[[], str]] = {
     "accepted": accepted,
     "api": api,
     "configuration": configuration,
+    "drafts": drafts,
     "fields": fields,
     "errors": error_tree,
     "folders": folders,

@@ -31,7 +31,7 @@ STORY, OTHER = "Once upon a time there was a red ball", "One two three four five
 Start = Callable[..., Drafted]
 
 
-@pytest.fixture(scope="module", params=["glm4moe", "eagle3", "dflash"])
+@pytest.fixture(scope="module", params=["glm4moe", "step35", "gemma4", "eagle3", "dspark"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return write_head(tmp_path_factory.mktemp("heads"), request.param, is_good=True)
 
@@ -192,7 +192,7 @@ def test_a_text_from_disk_has_drafts(start: Start, model: Settings, tmp_path: Pa
 
 def test_adapters(start: Start, model: Settings, tmp_path: Path) -> None:
     path = Path(model["model"])
-    arch = "glm4moe" if path.stem == "glm4moe" else "llama"
+    arch = "llama" if path.stem.startswith("read") else path.stem
     lora = make_lora(tmp_path / "lora.gguf", arch=arch, model=path, strength=0.3)
 
     def run(bench: Bench) -> list[list[int]]:

@@ -320,7 +320,8 @@ def test_a_full_cache_costs_what_was_read(hand: Hand, monkeypatch: pytest.Monkey
 def test_a_head_that_fails_is_not_used_again(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(hand.drafter, monkeypatch)
     failing.error = DecodeError("broken")
-    hand.extend((0, words(50)))  # is read at once
+    hand.extend((0, words(50)))  # is read at once, or has nothing to read
+    hand.draft({0: 400})
     failing.error = None
     hand.extend((0, [300]))
     assert hand.draft({0: 400}) == [[]]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support import tiny_models
+from tests.support import head_models
 from tests.support.llama_bench import Bench
 from tests.support.step_costs import FlatCosts
 from trioserve import llama
@@ -16,29 +16,42 @@ from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.heads import HeadDrafter
 from trioserve.types import CacheRoot, SamplingParams
 
-#: Architectures with an MTP head, and kinds of heads in separate files.
-KINDS = ("glm4moe", "deepseek2", "eagle3", "dflash")
+#: A kind of head for each way in which drafts are made.
+KINDS = ("glm4moe", "deepseek2", "step35", "gemma4", "eagle3", "dflash", "dflash2", "dspark")
+#: Models whose sequences can be cut with a full cache of their windows only.
+WINDOWED = ("step35", "mimo2", "cohere2moe", "gemma4", "gpt-oss", "muse-glimmer")
 
 Settings = dict[str, Any]
 
 
-def write_head(folder: Path, kind: str, *, is_good: bool) -> Settings:
+def write_head(folder: Path, kind: str, *, is_good: bool, is_apart: bool = False) -> Settings:
     """Write a model with a head of this kind; returns the settings for both.
 
     A good one is right about as often as not; the others guess at random. There is no rounding in
-    the KV caches.
+    the KV caches. `is_apart` writes MTP heads to a file of their own.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    head = None
+    spec_type, head = "draft-mtp", None
     if kind == "eagle3":
-        model, head = tiny_models.write_eagle3(folder, faint=0.03 if is_good else 1.0)
-    elif kind == "dflash":
-        model, head = tiny_models.write_dflash(folder, repeats=is_good)
+        spec_type = "draft-eagle3"
+        model, head = head_models.write_eagle3(folder, is_good=is_good)
+    elif kind in head_models.BLOCKS:
+        spec_type = "draft-dspark" if kind == "dspark" else "draft-dflash"
+        model, head = head_models.write_blocks(folder, kind, is_good=is_good)
+    elif kind == "gemma4":
+        model, head = head_models.write_assistant(folder, is_good=is_good)
+    elif is_apart:
+        model, head = head_models.write_apart(folder, kind, is_good=is_good)
     else:
-        model = tiny_models.write_mtp(folder, kind, faint=0.03 if is_good else 1.0)
-    settings: Settings = {"model": str(model), "spec_type": ("draft-mtp",)}
+        model = head_models.write_mtp(folder, kind, is_good=is_good)
+    return settings_for(model, spec_type, head, has_window=kind in WINDOWED)
+
+
+def settings_for(model: Path, spec_type: str, head: Path | None, *, has_window: bool) -> Settings:
+    """Return the settings for a model and a head."""
+    settings: Settings = {"model": str(model), "spec_type": (spec_type,), "swa_full": has_window}
     if head is not None:
-        settings |= {"spec_type": (f"draft-{kind}",), "spec_draft_model": str(head)}
+        settings["spec_draft_model"] = str(head)
     exact = ("cache_type_k", "cache_type_v", "spec_draft_type_k", "spec_draft_type_v")
     return {**settings, **dict.fromkeys(exact, "f32"), "parallel": 3, "ctx_size": 1536}
 

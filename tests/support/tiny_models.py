@@ -15,26 +15,13 @@ import gguf
 import numpy as np
 
 from benchmarks.gguf_maker import CHATML, CONTROL
-from tests.support.architectures import (
-    DFLASH,
-    EAGLE3,
-    GENERATING,
-    MTP,
-    T5,
-    WIDTH,
-    Architecture,
-    Shape,
-    Value,
-)
+from tests.support.architectures import GENERATING, T5, Architecture, Shape, Value
 from tests.support.gguf_models import Array, finish, write_byte_pairs
 
 #: The deviation of the logits: about three times that of a trained model.
 SPREAD = 10.0
 #: How much larger the queries are than what keeps the size of their input.
 PEAK = 3.0
-
-#: The mask token of models that guess blocks.
-MASK = 400
 
 
 def write(
@@ -43,9 +30,10 @@ def write(
     *,
     seed: int = 0,
     more_tokens: Sequence[str] = (),
+    mask: int | None = None,
     change: Callable[[dict[str, Array]], None] = lambda _weights: None,
 ) -> Path:
-    """Write a model of this architecture, with further tokens; returns the path.
+    """Write a model of this architecture, with further tokens and a mask token; returns the path.
 
     `change` may change the weights before.
     """
@@ -56,8 +44,8 @@ def write(
         _add(writer, f"{architecture.name}.{key}", value)
     write_byte_pairs(writer, more_tokens)
     writer.add_chat_template(CHATML)
-    if architecture is DFLASH:  # a copy of it has none
-        writer.add_mask_token_id(MASK)
+    if mask is not None:
+        writer.add_mask_token_id(mask)
     weights = _weights(architecture, seed)
     change(weights)
     finish(writer, weights)
@@ -67,78 +55,6 @@ def write(
 def write_generating(folder: Path, name: str, *, seed: int = 0) -> Path:
     """Write a model that generates text, named as its architecture; returns the path."""
     return write(folder / f"{name}.gguf", GENERATING[name], seed=seed)
-
-
-def write_mtp(folder: Path, name: str, *, faint: float = 1.0, seed: int = 0) -> Path:
-    """Write a model with an MTP head, named as its architecture; returns the path.
-
-    The less the layers add (`faint`), the more the next token hangs on the last one alone, and the
-    better is the head, which then looks at little else. With 1, its guesses are random.
-    """
-
-    def change(weights: dict[str, Array]) -> None:
-        _fade(weights, faint)
-        for key in weights:
-            if key.endswith("eh_proj.weight") and faint < 1:
-                weights[key] = _joined(_ONE, 0.1 * _ONE)
-
-    return write(folder / f"{name}.gguf", MTP[name], seed=seed, change=change)
-
-
-def write_eagle3(folder: Path, *, faint: float = 1.0) -> tuple[Path, Path]:
-    """Write a model and an EAGLE-3 head for it; returns their paths. `faint` as in `write_mtp`."""
-
-    def change(weights: dict[str, Array]) -> None:
-        _fade(weights, faint)
-        if faint < 1:  # it sees the last token alone
-            weights["fc.weight"] *= 0.05
-            weights["blk.0.attn_output.weight"] = _ONE
-            weights["blk.0.attn_v.weight"] = _joined(_ONE, 0 * _ONE)
-            for part in "qk":
-                weights[f"blk.0.attn_{part}.weight"] = _joined(4 * _ONE, 0 * _ONE)
-
-    model = write(
-        folder / "read.gguf", GENERATING["llama"], change=lambda weights: _fade(weights, faint)
-    )
-    return model, write(folder / "eagle3.gguf", EAGLE3, change=change)
-
-
-def write_dflash(folder: Path, *, repeats: bool = False) -> tuple[Path, Path]:
-    """Write a model and a DFlash model for it; returns their paths.
-
-    With `repeats`, the model says its last token again and again, and the other one guesses that.
-    """
-
-    def of_model(weights: dict[str, Array]) -> None:
-        if repeats:
-            _fade(weights, 0.05)
-            weights["token_embd.weight"][MASK] *= 1e-3
-            weights["output.weight"] = weights["token_embd.weight"] * WIDTH**-0.5
-
-    def change(weights: dict[str, Array]) -> None:
-        if repeats:
-            _fade(weights, 0.05)
-            weights["fc.weight"] = _joined(_ONE, 0 * _ONE)
-            for i in range(2):
-                weights[f"blk.{i}.attn_v.weight"] = weights[f"blk.{i}.attn_output.weight"] = _ONE
-                weights[f"blk.{i}.attn_q.weight"] *= 0.01
-
-    model = write(folder / "read.gguf", GENERATING["llama"], change=of_model)
-    return model, write(folder / "dflash.gguf", DFLASH, change=change)
-
-
-_ONE = np.eye(WIDTH, dtype=np.float32)
-
-
-def _joined(first: Array, second: Array) -> Array:
-    return np.hstack([first, second])
-
-
-def _fade(weights: dict[str, Array], share: float) -> None:
-    """Reduce what the layers add."""
-    for key in weights:
-        if key.endswith((".attn_output.weight", ".ffn_down.weight")) or "_down_" in key:
-            weights[key] *= share
 
 
 def write_t5(folder: Path) -> Path:
@@ -173,7 +89,7 @@ def _tensor(name: str, shape: Shape, seed: int) -> Array:
         values = SPREAD * (1 + 0.1 * noise)
     elif short in ("attn_q_norm.weight", "attn_q_a_norm.weight"):
         values = PEAK * (1 + 0.1 * noise)
-    elif short.endswith("norm.weight") or short == "ssm_d":
+    elif short.endswith(("norm.weight", "scale.weight")) or short in ("ssm_d", "rope_freqs.weight"):
         values = 1 + 0.1 * noise
     elif short == "ssm_a":  # how fast a state fades
         values = -rng.uniform(0.002, 0.05, shape)

@@ -32,13 +32,12 @@ BUILTIN_TOOLS = (
 ALL_TOOLS = "all"
 
 #: The types of speculative decoding that there are, and those of llama-server that there are not.
-HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash")
+HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
 DRAFT_TYPES = ("none", "ngram-simple", "ngram-mod", "draft-simple", *HEADS)
 _MISSING_DRAFT_TYPES = {
     "ngram-map-k": "ngram-simple has a map of the text, too",
     "ngram-map-k4v": "ngram-simple has a map of the text, too",
     "ngram-cache": "n-grams are learned from requests, not from files",
-    "draft-dspark": "of the models that draft whole blocks, only draft-dflash is supported",
 }
 
 #: Settings of a draft model that MTP heads have, too.
@@ -271,13 +270,9 @@ def _conflicts_of_drafts(config: Config) -> Iterator[tuple[object, str]]:
         len(heads) > 1 or (heads and "draft-simple" in config.spec_type),
         f"spec_type may have one of draft-simple, {', '.join(HEADS)}, not {', '.join(heads)}",
     )
-    yield (
-        "draft-mtp" in heads and config.has_draft_model,
-        "spec_draft_model has no effect on 'draft-mtp', which uses the head in the model's file",
-    )
     if config.has_draft_model:
         return
-    for name in ("draft-simple", "draft-eagle3", "draft-dflash"):
+    for name in ("draft-simple", *HEADS[1:]):
         yield name in config.spec_type, f"spec_type {name!r} needs spec_draft_model"
     for field in attrs.fields(type(config)):
         if field.name in _OF_HEADS and heads:

@@ -209,9 +209,9 @@ class Config:
         check=checks.draft_type,
         help="what to guess the next tokens from, so that one step can check several: ngram-simple "
         "= the request's own text, ngram-mod = those of earlier requests too, draft-mtp = the MTP "
-        "head in the model's file, draft-eagle3 and draft-dflash = the head that spec_draft_model "
-        "names, none = do not; several are separated by commas, and those of n-grams are asked "
-        "first, in this order")
+        "heads in the model's file or in the one that spec_draft_model names, draft-eagle3, "
+        "draft-dflash and draft-dspark = the head that it names, none = do not; several are "
+        "separated by commas, and those of n-grams are asked first, in this order")
     spec_ngram_simple_size_n: int = _draft(6, "--spec-ngram-simple-size-n", min=1, max=1024,
         help="ngram-simple: number of last tokens that must have come before in the same order")
     spec_ngram_simple_size_m: int = _draft(64, "--spec-ngram-simple-size-m", min=1, max=1024,

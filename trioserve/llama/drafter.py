@@ -369,8 +369,6 @@ class LlamaDrafter:
 
 #: The sizes of the two vocabularies may differ by this many tokens, because some files are padded.
 _MAX_EXTRA = 128
-#: Its models read the KV cache of the other model, so they cannot draft by themselves.
-_ASSISTANT = "gemma4-assistant"
 #: This many first tokens may differ: families name their control tokens differently.
 _FIRST = 5
 
@@ -476,12 +474,7 @@ def draft_config(config: Config, context: Context | Layout) -> Config:
 
 
 def _check_kind(model: LlamaModel) -> None:
-    """Raise ModelLoadError unless it generates text alone, and its sequences can be cut."""
-    if model.arch == _ASSISTANT:
-        raise ModelLoadError(
-            f"it is of the kind {model.arch}, which does not draft by itself; only models that "
-            "generate text are supported."
-        )
+    """Raise ModelLoadError unless its sequences can be cut."""
     if not model.can_cut:
         raise ModelLoadError(
             f"its architecture, {model.arch}, is recurrent, so wrong guesses cannot be taken back."

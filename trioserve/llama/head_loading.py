@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -21,30 +22,31 @@ from trioserve.llama.drafter import (
     draft_config,
     loading,
 )
+from trioserve.llama.head_blocks import Block, BlockDrafter
 from trioserve.llama.head_texts import Rows
-from trioserve.llama.heads import FEW, BlockDrafter, ChainDrafter, Head, HeadDrafter
+from trioserve.llama.heads import (
+    FEW,
+    AssistantDrafter,
+    ChainDrafter,
+    Head,
+    HeadDrafter,
+    SeveralHeadsDrafter,
+)
 from trioserve.llama.layout import Layout, pad
 from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel, Progress
 from trioserve.llama.staged import staged
 from trioserve.log import get_logger
+from trioserve.models.head_families import ASSISTED, FAMILIES, refusal
 from trioserve.whole_numbers import whole_number
-
-#: Architectures whose MTP heads llama.cpp computes, with one head for all tokens of a draft. For
-#: others, it would end the process.
-MTP_FAMILIES = frozenset({
-    "cohere2moe", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3",
-})  # fmt: skip
-#: Architectures whose layers llama.cpp returns the input of. For others, it would end the process.
-LAYER_FAMILIES = frozenset({
-    "gemma4", "gpt-oss", "hunyuan_vl", "llama", "mimo2", "minimax-m2", "muse-glimmer", "nanbeige",
-    "qwen3", "qwen3moe",
-})  # fmt: skip
 
 #: llama.cpp's number of a context for MTP heads.
 _MTP_CONTEXT = 1
 
-#: Tokens of a block where the file does not say.
+#: Layers of the model that an EAGLE-3 head reads.
+_EAGLE_LAYERS = 3
+
+#: Tokens of a block of DFlash where the file does not say.
 _BLOCK = "16"
 
 _log = get_logger("llama")
@@ -62,7 +64,7 @@ def load_head(
     name = config.head_type
     assert name is not None
     loader = _Loader(name, model, context, config)
-    drafter = loader.mtp() if name == "draft-mtp" else loader.separate(progress)
+    drafter = loader.mtp(progress) if name == "draft-mtp" else loader.separate(progress)
     _log.info("head for drafts", kind=name, n_max=drafter.n_max)
     return drafter
 
@@ -100,18 +102,27 @@ class _Loader:
             model=own,
         )
 
-    def _open(self, model: LlamaModel, own: Config, n_rows: int, type_: int = 0) -> Context:
+    def _open(
+        self,
+        model: LlamaModel,
+        own: Config,
+        n_rows: int,
+        type_: int = 0,
+        *,
+        layout: Layout | None = None,
+    ) -> Context:
         """Make the context of a head, with a sequence for each one of the model.
 
-        It has room for all that these may hold, and for guesses. A few layers take little, so the
-        cache is unified, and a copy of a sequence takes no cells. `n_rows` are those of a slot in a
-        batch that have logits.
+        By default, it has room for all that these may hold, and for guesses. A few layers take
+        little, so the cache is unified, and a copy of a sequence takes no cells. `n_rows` are those
+        of a slot in a batch that have logits.
         """
         main, n_slots = self._context, self._config.parallel
-        n_cells = pad(main.n_ctx + main.n_copies + n_slots * (self._n_max + 1))
-        layout = Layout(
-            unified=True, is_elastic=False, n_seqs=main.n_seqs, n_ctx=n_cells, n_part=n_cells
-        )
+        if layout is None:
+            n_cells = pad(main.n_ctx + main.n_copies + n_slots * (self._n_max + 1))
+            layout = Layout(
+                unified=True, is_elastic=False, n_seqs=main.n_seqs, n_ctx=n_cells, n_part=n_cells
+            )
         params = generation_params(model, own, layout, is_whole=not type_, n_scores=0)
         params.n_outputs_max = max(main.n_seqs, n_slots * n_rows)
         params.n_batch = params.n_ubatch = max(params.n_ubatch, params.n_outputs_max)
@@ -122,72 +133,135 @@ class _Loader:
         finally:
             library.lines.are_expected = bool
 
-    # -- in the model's file
+    def _load(self, own: Config, progress: Progress | None) -> LlamaModel:
+        check_cuts(self._model, "drafts by a head")
+        return LlamaModel.load(own, progress=progress, is_head=True)
 
-    def mtp(self) -> HeadDrafter:
-        """Make a drafter of the MTP head in the model's file."""
-        model, config, functions = self._model, self._config, self._functions
-        self._check_mtp()
-        own = attrs.evolve(
-            config,
-            cache_type_k=config.spec_draft_type_k,
-            cache_type_v=config.spec_draft_type_v,
-        )
-        context = self._open(model, own, FEW + 1, _MTP_CONTEXT)
+    # -- MTP heads
+
+    def mtp(self, progress: Progress | None) -> HeadDrafter:
+        """Make a drafter of the MTP heads in the model's file, or in a separate one."""
+        if self._config.spec_draft_model is None:
+            self._check_mtp(self._model)
+            kinds = self._config.spec_draft_type_k, self._config.spec_draft_type_v
+            own = attrs.evolve(
+                self._config, cache_type_k=kinds[0], cache_type_v=kinds[1], swa_full=True
+            )
+            return self._mtp(None, own)
+        own = attrs.evolve(draft_config(self._config, self._context), spec_type=("draft-mtp",))
+        with loading(self._load(own, progress), "cannot make drafts") as model:
+            self._check_assistant(model) if model.arch in ASSISTED else self._check_mtp(model)
+            check_vocabulary(model, self._model)
+            return self._mtp(model, own)
+
+    def _mtp(self, separate: LlamaModel | None, own: Config) -> HeadDrafter:
+        functions, model = self._functions, separate or self._model
+        main, layout, type_ = self._context, None, _MTP_CONTEXT
+        if is_assistant := model.arch in ASSISTED:
+            # Its KV cache is the model's, so it is divided in the same way.
+            n_ctx = main.n_ctx_seq if main.unified else main.n_ctx_seq * main.n_seqs
+            layout = Layout(
+                unified=main.unified,
+                is_elastic=False,
+                n_seqs=main.n_seqs,
+                n_ctx=n_ctx,
+                n_part=main.n_ctx_seq,
+            )
+        n_heads = functions.llama_model_n_layer_nextn(model.handle)
+        if not is_assistant and n_heads > 1:
+            self._n_max = min(self._n_max, n_heads)
+        n_rows = max(FEW, self._n_max if n_heads > 1 else 0) + 1
+        context = self._open(model, own, n_rows, type_, layout=layout)
         width = lib.llama_model_n_embd_out(model.handle)
-        functions.llama_set_embeddings_nextn(self._context.handle, True, False)
+        functions.llama_set_embeddings_nextn(main.handle, True, False)
         functions.llama_set_embeddings_nextn(context.handle, True, True)
-        rows = _nextn_rows(functions, self._context, width)
-        return ChainDrafter(
-            self._head(context, lambda n_rows: [rows(n_rows)], (width, width), None),
-            self._context,
-            self._rules(model.max_n_ctx_seq(config)),
-            _nextn_rows(functions, context, width),
-        )
+        rows = _nextn_rows(functions, main, width)
+        head = self._head(context, lambda n_rows: [rows(n_rows)], (width, width), separate)
+        rules = self._rules(self._model.max_n_ctx_seq(self._config))
+        hidden = _nextn_rows(functions, context, width)
+        if is_assistant:
+            return AssistantDrafter(head, main, rules, hidden)
+        if n_heads == 1:
+            return ChainDrafter(head, main, rules, hidden)
+        choose = partial(functions.llama_set_nextn_layer_offset, context.handle)
+        return SeveralHeadsDrafter(head, main, rules, hidden, choose)
 
-    def _check_mtp(self) -> None:
-        model = self._model
-        path, n_heads = model.info.path, self._functions.llama_model_n_layer_nextn(model.handle)
-        first = f"blk.{model.info.n_layer}.nextn.eh_proj.weight".encode()
-        if not n_heads or not model.has_tensor((first,)):
+    def _check_mtp(self, model: LlamaModel) -> None:
+        """Raise ModelLoadError unless this file has MTP heads for the model that can be computed.
+
+        The message names the file, unless the heads are in a separate one.
+        """
+        main, path = self._model, model.info.path
+        n_heads = self._functions.llama_model_n_layer_nextn(model.handle)
+        names = [
+            f"blk.{model.info.n_layer + i}.nextn.eh_proj.weight".encode() for i in range(n_heads)
+        ]
+        if not n_heads or not all(model.has_tensor((name,)) for name in names):
             raise ModelLoadError(
-                f"spec_type 'draft-mtp' needs a model file with MTP heads, and {path} has none."
+                f"spec_type 'draft-mtp' needs a file with MTP heads, and {path} has none."
             )
-        check_cuts(model, "drafts by a head")
-        if n_heads > 1 or model.arch not in MTP_FAMILIES:
+        check_cuts(main, "drafts by a head")
+        if why := refusal(main.arch, self._name):
+            raise ModelLoadError(f"The MTP heads of {path} cannot be used: {why}.")
+        if n_heads > (most := FAMILIES[main.arch].n_mtp):
             raise ModelLoadError(
-                f"The MTP heads of {path} cannot be used: those of its architecture, {model.arch}, "
-                "are not supported."
+                f"The MTP heads of {path} cannot be used: it has {n_heads}, and llama.cpp computes "
+                f"{most} of the architecture {main.arch}."
+            )
+        if model is main:
+            return
+        self._check_width(model, lib.llama_model_n_embd_out(model.handle))
+        if (model.arch, model.info.n_layer) != (main.arch, main.info.n_layer):
+            raise ModelLoadError(
+                f"its heads are for a model of the architecture {model.arch} with "
+                f"{model.info.n_layer} layers, and not {main.arch} with {main.info.n_layer}."
             )
 
-    # -- in a separate file
+    def _check_assistant(self, model: LlamaModel) -> None:
+        """Raise ModelLoadError unless an assistant can read the KV cache of the model."""
+        main = self._model
+        if main.arch != ASSISTED[model.arch]:
+            raise ModelLoadError(
+                f"it is an assistant of models of the architecture {ASSISTED[model.arch]}, and not "
+                f"{main.arch}."
+            )
+        self._check_width(model, lib.llama_model_n_embd_out(model.handle))
+        for key in ("key_length", "key_length_swa", "value_length", "value_length_swa"):
+            sizes = [one.metadata.get(f"{one.arch}.attention.{key}") for one in (model, main)]
+            if sizes[0] != sizes[1]:
+                raise ModelLoadError(f"its {key} is {sizes[0]}, and the model's is {sizes[1]}.")
+
+    def _check_width(self, model: LlamaModel, width: int) -> None:
+        if width != (wanted := lib.llama_model_n_embd_out(self._model.handle)):
+            raise ModelLoadError(f"it is for models of the width {width}, and not {wanted}.")
+
+    # -- heads that read layers of the model
 
     def separate(self, progress: Progress | None) -> HeadDrafter:
-        """Make a drafter of an EAGLE-3 head or a DFlash model."""
-        check_cuts(self._model, "drafts by a head")
+        """Make a drafter of an EAGLE-3 head, or of a model that guesses blocks."""
         own = draft_config(self._config, self._context)
-        model = LlamaModel.load(own, progress=progress, is_head=True)
-        with loading(model, "cannot make drafts"):
+        with loading(self._load(own, progress), "cannot make drafts") as model:
             layers = self._layers_for(model)
             check_vocabulary(model, self._model)
-            make = self._eagle3 if self._name == "draft-eagle3" else self._dflash
+            make = self._eagle3 if self._name == "draft-eagle3" else self._blocks
             return make(model, own, layers)
 
     def _layers_for(self, model: LlamaModel) -> Sequence[int]:
         """Return the layers of the model that the head reads."""
-        arch, functions, main = self._name.removeprefix("draft-"), self._functions, self._model
+        arch = "eagle3" if self._name == "draft-eagle3" else "dflash"
+        functions, main = self._functions, self._model
         if model.arch != arch:
             raise ModelLoadError(f"it is of the kind {model.arch}, and not {arch}.")
-        if main.arch not in LAYER_FAMILIES:
-            raise ModelLoadError(
-                f"for models of the architecture {main.arch}, such drafts are not supported."
-            )
+        if why := refusal(main.arch, self._name):
+            raise ModelLoadError(f"{why}.")
         pointer = functions.llama_model_target_layer_ids(model.handle)
         layers = list(pointer[: functions.llama_model_target_layer_ids_n(model.handle)])
-        if not layers or not all(0 <= layer < main.info.n_layer for layer in layers):
-            raise ModelLoadError(
-                f"it reads the layers {layers}, but the model has {main.info.n_layer}."
-            )
+        family, n_layers = FAMILIES[main.arch], main.info.n_layer
+        n_inputs = n_layers + (family.gives_last if arch == "eagle3" else family.gives_end)
+        if not layers or not all(0 <= layer < n_inputs for layer in layers):
+            raise ModelLoadError(f"it reads the layers {layers}, but the model has {n_layers}.")
+        if arch == "eagle3" and len(layers) != _EAGLE_LAYERS:
+            raise ModelLoadError(f"it reads {len(layers)} layers, and should read {_EAGLE_LAYERS}.")
         width = model.metadata.get(f"{arch}.target_hidden_size", str(model.info.n_embd))
         if width != str(main.info.n_embd):
             raise ModelLoadError(f"it is for models of the width {width}, and not "
@@ -195,16 +269,27 @@ class _Loader:
         return layers
 
     def _layer_rows(self, layers: Sequence[int]) -> Callable[[int], Sequence[Rows]]:
-        """Have the model keep what goes into some layers; returns what reads it."""
+        """Have the model keep what goes into some layers; returns what reads it.
+
+        What comes out of the last one is what goes into the layer after it. EAGLE-3 heads read it
+        from another place.
+        """
         functions, context, width = self._functions, self._context, self._model.info.n_embd
+        last = self._model.info.n_layer if self._name == "draft-eagle3" else None
         for layer in layers:
-            functions.llama_set_embeddings_layer_inp(context.handle, layer, True)
+            if layer == last:
+                functions.llama_set_embeddings_nextn(context.handle, True, False)
+            else:
+                functions.llama_set_embeddings_layer_inp(context.handle, layer, True)
 
-        def read(n_rows: int) -> Sequence[Rows]:
-            get, handle = functions.llama_get_embeddings_layer_inp, context.handle
-            return [_rows_at(get(handle, layer), n_rows, width) for layer in layers]
+        def address(layer: int) -> int | None:
+            if layer == last:
+                found: int | None = functions.llama_get_embeddings_nextn(context.handle)
+            else:
+                found = functions.llama_get_embeddings_layer_inp(context.handle, layer)
+            return found
 
-        return read
+        return lambda n_rows: [_rows_at(address(layer), n_rows, width) for layer in layers]
 
     def _eagle3(self, model: LlamaModel, own: Config, layers: Sequence[int]) -> HeadDrafter:
         functions, width = self._functions, model.info.n_embd
@@ -230,27 +315,36 @@ class _Loader:
             hidden,
         )
 
-    def _dflash(self, model: LlamaModel, own: Config, layers: Sequence[int]) -> HeadDrafter:
-        functions = self._functions
-        kinds = (b"selector_hidden.weight", b"markov_w1.weight")
-        if functions.llama_model_dflash_selector_top_k(model.handle) > 0 or model.has_tensor(kinds):
-            raise ModelLoadError("it is a DFlash 2 or DSpark model, which are not supported.")
+    def _blocks(self, model: LlamaModel, own: Config, layers: Sequence[int]) -> HeadDrafter:
+        functions, metadata = self._functions, model.metadata
+        kind = "draft-dspark" if model.has_tensor((b"markov_w1.weight",)) else "draft-dflash"
+        if kind != self._name:
+            raise ModelLoadError(f"it is for spec_type {kind!r}, and not {self._name!r}.")
         mask = lib.llama_vocab_mask(model.vocab.handle)
         if not 0 <= mask < model.vocab.n_tokens:
             raise ModelLoadError("its vocabulary has no mask token.")
-        given = model.metadata.get("dflash.block_size", _BLOCK)
-        if (block := whole_number(given, least=2)) is None:
-            raise ModelLoadError(f"its blocks have {given} tokens.")
-        self._n_max = min(self._n_max, block - 1)
+        given = metadata.get("dflash.block_size", None if kind == "draft-dspark" else _BLOCK)
+        if given is None or (size := whole_number(given, least=2)) is None:
+            raise ModelLoadError(f"its blocks have {given or 'an unknown number of'} tokens.")
+        is_first = kind == "draft-dspark" and metadata.get("dflash.sample_from_anchor") != "false"
+        self._n_max = min(self._n_max, size - (not is_first))
         context = self._open(model, own, self._n_max + 1)
-        is_causal = model.metadata.get("dflash.attention.causal") == "true"
-        lib.llama_set_causal_attn(context.handle, is_causal)
+        n_candidates = functions.llama_model_dflash_selector_top_k(model.handle)
+        functions.llama_set_embeddings_nextn(context.handle, True, not n_candidates)
+        block = Block(
+            mask=mask,
+            first=0 if is_first else 1,
+            hidden=_nextn_rows(functions, context, model.info.n_embd),
+            n_candidates=n_candidates,
+            says_how_sure=model.has_tensor((b"conf_proj.weight",)),
+        )
+        lib.llama_set_causal_attn(context.handle, metadata.get("dflash.attention.causal") == "true")
         read, width = self._layer_rows(layers), len(layers) * self._model.info.n_embd
         return BlockDrafter(
             self._head(context, read, (width, width), model),
             self._context,
             self._rules(model.max_n_ctx_seq(own)),
-            mask,
+            block,
         )
 
 

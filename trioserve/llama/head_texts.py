@@ -203,6 +203,32 @@ class HeadTexts:
             text.append(int(positions[own[0]]), tokens[own].tolist(), rows[own])
 
 
+class NoCells:
+    """The sequences of a head that keeps nothing of them."""
+
+    def last(self, seq: int) -> int:
+        """Say that there is nothing, as of an empty sequence."""
+        return -1
+
+    def remove(self, seq: int, start: int) -> bool:
+        """Do nothing."""
+        return True
+
+    def copy(self, source: int, target: int) -> None:
+        """Do nothing."""
+
+    def size(self, seq: int) -> int:
+        """Return the size of nothing."""
+        return 0
+
+    def save(self, seq: int) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def restore(self, seq: int, data: bytes) -> None:
+        """Do nothing."""
+
+
 class HeadMemory:
     """The sequences of a model together with those of its head: `KVMemory` of both.
 
@@ -210,7 +236,7 @@ class HeadMemory:
 
     Args:
         model: the sequences of the model.
-        head: those of the head, in a unified cache.
+        head: those of the head, in a unified cache, or in none.
         texts: what the head has read.
         width: numbers in a row.
         needs_rows: the head reads each token with the row before.
@@ -219,7 +245,7 @@ class HeadMemory:
     def __init__(
         self,
         model: Memory,
-        head: Memory,
+        head: Memory | NoCells,
         texts: HeadTexts,
         *,
         width: int,

@@ -1,23 +1,25 @@
-"""Drafters that continue from what the model has computed: heads (MTP, EAGLE-3) and DFlash.
+"""Drafters that continue from what the model has computed: MTP and EAGLE-3 heads.
 
 A head reads what the model has decoded when it is asked for a draft: the tokens of a few steps
 together with the newest one, in the batch that also gives the first guess. Where it is not asked,
 nothing is read, and what has not been read for long is dropped. As long as drafts pay, it reads
 each chunk of a prompt at once, so that a prompt has drafts from its first token on.
 
-A chain guesses a token from the one before, step by step::
+A chain guesses a token from the one before, step by step (MTP, EAGLE-3)::
 
     row, token    ->  guess, its own row  ->  guess, its own row  ->  ...
 
-A block guesses all tokens of a draft in one step, in the places of mask tokens::
+Several MTP heads guess one token each. Each has read the text, and reads what the heads before it
+have guessed, too::
 
-    token mask mask mask  ->  .... guess guess guess
+    row, token                    ->  first head   ->  guess, its own row
+    row, token; own row, guess    ->  second head  ->  guess, its own row
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -28,10 +30,10 @@ import numpy as np
 from trioserve.engine.backend import DraftRequest, MediaPiece
 from trioserve.errors import DecodeError, KVCacheFullError
 from trioserve.llama import identity
-from trioserve.llama.batch import LlamaBatch, RowBatch
+from trioserve.llama.batch import LlamaBatch
 from trioserve.llama.context import Context
 from trioserve.llama.drafter import PIECE_S, DraftRules, average, most_probable
-from trioserve.llama.head_texts import HeadMemory, HeadText, HeadTexts, Rows
+from trioserve.llama.head_texts import HeadMemory, HeadText, HeadTexts, NoCells, Rows
 from trioserve.llama.model import LlamaModel
 from trioserve.log import get_logger
 from trioserve.types import TokenId
@@ -94,6 +96,8 @@ class HeadDrafter(ABC):
     is_free = False
     #: Whether the head reads each token with the row before.
     needs_rows = True
+    #: Whether it has a KV cache.
+    has_cells = True
 
     def __init__(self, head: Head, model: Context, rules: DraftRules) -> None:
         self._head, self._rules = head, rules
@@ -108,9 +112,10 @@ class HeadDrafter(ABC):
         most = MAX_BYTES // (4 * width * model.n_seqs)
         self._most_unread = min(MOST, max(2 * MANY, most))
         #: The sequences of the model with those of the head, for the engine.
+        self._cells = self._context.memory if self.has_cells else NoCells()
         self.memory = HeadMemory(
             model.memory,
-            self._context.memory,
+            self._cells,
             self._texts,
             width=width,
             needs_rows=self.needs_rows,
@@ -235,6 +240,8 @@ class HeadDrafter(ABC):
         if made:
             n_steps = max(1, *map(len, made.values()))
             self.step_s = average(self.step_s, (monotonic() - started) / n_steps)
+        for _, text in able:  # where layers have a window, guesses would push it on
+            self.memory.tidy(text)
         return made
 
     def _room(self, request: DraftRequest) -> int:
@@ -263,8 +270,8 @@ class HeadDrafter(ABC):
             last = self.memory.last(text.id) + (text.repeated is not None)
             assert text.is_adrift or self._has_failed or text.end == last + 1
             assert not text.gaps or text.gaps[-1][1] <= text.n_read
-            held = self._context.memory.last(text.id) + 1
-            n_cells = max(0, text.n_cells)
+            held = self._cells.last(text.id) + 1
+            n_cells = max(0, text.n_cells) if self.has_cells else 0
             assert self._has_failed or held == n_cells or (text.is_stale and held >= n_cells)
 
 
@@ -280,10 +287,13 @@ class _Chain:
 
 
 class ChainDrafter(HeadDrafter):
-    """Drafts by MTP and EAGLE-3 heads. Arguments as `HeadDrafter`.
+    """Drafts by an MTP or EAGLE-3 head. Arguments as `HeadDrafter`.
 
     `hidden` returns the rows of the head's own last batch, given its size.
     """
+
+    #: How far each guess is behind the one before.
+    stride = 1
 
     def __init__(
         self, head: Head, model: Context, rules: DraftRules, hidden: Callable[[int], Rows]
@@ -339,69 +349,109 @@ class ChainDrafter(HeadDrafter):
 
     def _extend(self, drafts: list[_Chain]) -> list[_Chain]:
         """Take the next token of each draft, and read it; returns those to continue."""
+        going_on = self._take(drafts)
+        self._batch.clear()
+        for draft, hidden in going_on:
+            draft.row = self._batch.add(draft.tokens[-1], draft.pos, draft.text.id, logits=True)
+            self._batch.put_rows(draft.row, hidden)
+            draft.pos += self.stride
+        self._context.decode(self._batch)
+        return [draft for draft, _ in going_on]
+
+    def _take(self, drafts: list[_Chain]) -> list[tuple[_Chain, Rows]]:
+        """Take the next token of each draft; returns those to continue, each with its own row."""
         n_rows, picked = len(self._batch), [draft.row for draft in drafts]
         shape = n_rows, self._head.n_known
         tokens, probs = most_probable(self._context, shape, self._rules.p_min, picked)
         hidden = self._hidden(n_rows)
-        self._batch.clear()
         going_on = []
         for draft, token, prob in zip(drafts, tokens, probs, strict=True):
             if token >= self._head.n_shared or not prob >= self._rules.p_min:
                 continue
             draft.tokens.append(token)
             if len(draft.tokens) < draft.n_max and token not in self._head.ends:
-                row = self._batch.add(token, draft.pos, draft.text.id, logits=True)
-                self._batch.put_rows(row, hidden[draft.row : draft.row + 1])
-                draft.row, draft.pos = row, draft.pos + 1
-                going_on.append(draft)
-        self._context.decode(self._batch)
+                going_on.append((draft, hidden[draft.row : draft.row + 1]))
         return going_on
 
 
-class BlockDrafter(HeadDrafter):
-    """Drafts by DFlash. Arguments as `HeadDrafter`.
+class SeveralHeadsDrafter(ChainDrafter):
+    """Drafts by several MTP heads, one for each token. Arguments as `ChainDrafter`.
 
-    A draft has at most as many tokens as a block, less one. `mask` is the token in their places.
+    They have layers of one context, and what one of them computes is in its own layer alone. So
+    each of them reads every token, in the same cells. `choose` says which one computes.
     """
 
-    needs_rows = False
-
-    def __init__(self, head: Head, model: Context, rules: DraftRules, mask: TokenId) -> None:
-        super().__init__(head, model, rules)
-        self._mask = mask
-        self._batch = LlamaBatch(self._context.n_batch, n_vocab=head.n_known, n_seqs=model.n_seqs)
+    def __init__(
+        self,
+        head: Head,
+        model: Context,
+        rules: DraftRules,
+        hidden: Callable[[int], Rows],
+        choose: Callable[[int], None],
+    ) -> None:
+        super().__init__(head, model, rules, hidden)
+        self._choose = choose
 
     def _read_piece(self, text: HeadText, n: int) -> None:
-        rows = text.unread(self._head.widths[0], n)[1:]
-        self._context.decode(RowBatch(rows, text.n_cells, text.id))
+        tokens, rows = text.tokens[:n], text.unread(self._head.widths[0], n)[:n]
+        for i in range(self.n_max):
+            self._cells.remove(text.id, text.n_cells)
+            self._choose(i)
+            self._batch.clear()
+            self._decode([self._add(text, tokens, rows)])
         text.settle(n)
 
     def _guess(self, able: Sequence[tuple[DraftRequest, HeadText]]) -> dict[int, list[TokenId]]:
-        for _, text in able:
-            self._read(text, len(text.tokens))
-        # As in training, all of a block is there, even if fewer tokens are wanted.
-        size = self.n_max + 1
-        self._batch.clear()
+        drafts, read = [], {}
         for request, text in able:
-            block = [request.keys[-1], *[self._mask] * self.n_max]
-            self._batch.extend(block, text.n_cells, text.id)
+            self._read(text, len(text.tokens))
             text.is_stale = True
-        self._batch.want_all()
-        self._context.decode(self._batch)
-        shape = len(self._batch), self._head.n_known
-        tokens, probs = most_probable(self._context, shape, self._rules.p_min)
-        made = {}
-        for i, (request, text) in enumerate(able):
-            block_of = slice(i * size + 1, i * size + 1 + self._room(request))
-            pairs = zip(tokens[block_of], probs[block_of], strict=True)
-            made[text.id] = list(self._usable(pairs))
-        return made
+            drafts.append(_Chain(text, self._room(request), 0, text.n_cells))
+            read[text.id] = [request.keys[-1]], [text.unread(self._head.widths[0], 0)]
+        going_on = drafts
+        for i in range(self.n_max):
+            self._choose(i)
+            self._batch.clear()
+            for draft in drafts:
+                self._cells.remove(draft.text.id, draft.pos)
+            rows = []
+            for draft in going_on:
+                tokens, own_rows = read[draft.text.id]
+                draft.row = self._batch.extend(tokens, draft.pos, draft.text.id)
+                rows += own_rows
+            self._batch.want_all()
+            self._decode(rows)
+            taken = self._take(going_on)
+            for draft, hidden in taken:
+                tokens, own_rows = read[draft.text.id]
+                tokens.append(draft.tokens[-1])
+                own_rows.append(hidden.copy())
+            going_on = [draft for draft, _ in taken]
+            if not going_on:
+                break
+        return {draft.text.id: draft.tokens for draft in drafts}
 
-    def _usable(self, pairs: Iterable[tuple[TokenId, float]]) -> Iterator[TokenId]:
-        """Yield tokens up to one that is improbable, unknown to the model, or the end."""
-        for token, prob in pairs:
-            if token >= self._head.n_shared or not prob >= self._rules.p_min:
-                return
-            yield token
-            if token in self._head.ends:
-                return
+
+class AssistantDrafter(ChainDrafter):
+    """Drafts by a head that reads the model's KV cache. Arguments as `ChainDrafter`.
+
+    It has no cells, so it has nothing to read before a draft. All guesses are at the position of
+    the newest token, as in training.
+    """
+
+    has_cells = False
+    stride = 0
+
+    def _read_piece(self, text: HeadText, n: int) -> None:
+        text.settle(n)
+
+    def _begin(self, able: Sequence[tuple[DraftRequest, HeadText]]) -> list[_Chain]:
+        self._batch.clear()
+        drafts = []
+        for request, text in able:
+            text.settle(len(text.tokens))
+            row = self._batch.add(request.keys[-1], text.end, text.id, logits=True)
+            self._batch.put_rows(row, text.unread(self._head.widths[0], 0))
+            drafts.append(_Chain(text, self._room(request), row, text.end))
+        self._context.decode(self._batch)
+        return drafts

@@ -23,15 +23,13 @@ from trioserve.llama.machine import (
 )
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.models import gguf, resolve
+from trioserve.models.head_families import FILE_TYPES
 from trioserve.types import ModelInfo
-from trioserve.whole_numbers import whole_number
 
 Progress = Callable[[float], bool]
 
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 _MAPPED = ("auto", "mmap", "mmap+mlock")
-#: Architectures of heads, which read what a model computes.
-_DRAFTING = frozenset({"eagle3", "dflash"})
 _CUT_SHORT = ("not within the file bounds", "exceeds remaining file size", "failed to read")
 
 
@@ -164,21 +162,19 @@ class LlamaModel(HandleOwner):
         )
 
     def has_tensor(self, names: Sequence[bytes]) -> bool:
-        """Whether the file has one of these tensors.
-
-        A file in several parts counts as having it: the tensors are spread over all of them.
-        """
-        if (whole_number(self.metadata.get("split.count", "")) or 1) > 1:
-            return True
-        with gguf.read(Path(self.info.path)) as found:
-            return found.has_tensor(names)
+        """Whether the files have one of these tensors."""
+        for part in gguf.parts_of(Path(self.info.path)):
+            with gguf.read(part) as found:
+                if found.has_tensor(names):
+                    return True
+        return False
 
     def _check_kind(self, path: Path) -> None:
         handle = self.handle
-        if self.arch in _DRAFTING:
+        if (spec_type := FILE_TYPES.get(self.arch)) is not None:
             raise ModelLoadError(
                 f"{path} only makes drafts for another model: name it with spec_draft_model, and "
-                f"set spec_type to 'draft-{self.arch}'."
+                f"set spec_type to '{spec_type}'."
             )
         if lib.llama_model_has_encoder(handle) or not lib.llama_model_has_decoder(handle):
             kind = "has an encoder that reads the prompt"
@@ -270,7 +266,7 @@ def _load_weights(path: Path, config: Config, progress: Progress | None, weights
     params.n_gpu_layers = config.n_gpu_layers
     params.load_mode = _LOAD_MODES[load_mode(path, config)]
     params.check_tensors = config.check_tensors
-    params.load_mtp = "draft-mtp" in config.spec_type
+    params.load_mtp = config.head_type == "draft-mtp" and config.spec_draft_model is None
     if not weights:
         params.no_alloc, params.load_mode = True, _LOAD_MODES["none"]
     kept = devices.place(params, config)

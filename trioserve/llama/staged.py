@@ -25,6 +25,7 @@ _FUNCTIONS: dict[str, tuple[str, list[Any], Any]] = {
         None,
     ),
     "llama_get_embeddings_nextn": (_CONTEXT, [_POINTER], _POINTER),
+    "llama_set_nextn_layer_offset": (f"{_CONTEXT}i", [_POINTER, ctypes.c_int32], None),
     "llama_set_embeddings_layer_inp": (
         f"{_CONTEXT}jb",
         [_POINTER, ctypes.c_uint32, ctypes.c_bool],
