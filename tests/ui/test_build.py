@@ -26,7 +26,7 @@ BUILT = UI / "dist"
 
 #: Bytes of scripts, compressed: all but the last, those that the page starts with, and the one that
 #: draws diagrams, which a page fetches for its first one.
-MAX_SCRIPTS, MAX_FIRST_SCRIPTS, MAX_DIAGRAMS = 300_000, 61_000, 1_200_000
+MAX_SCRIPTS, MAX_FIRST_SCRIPTS, MAX_DIAGRAMS = 300_000, 62_000, 1_200_000
 
 
 def files_in(folder: Path) -> set[str]:

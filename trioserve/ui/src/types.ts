@@ -58,6 +58,13 @@ export interface Stats {
   contextSize: number;
 }
 
+/** A token of an answer, and those that were likely in its place. */
+export interface TokenOdds {
+  text: string;
+  probability: number;
+  others: { text: string; probability: number }[];
+}
+
 export type MessageState = "done" | "writing" | "stopped" | "failed";
 
 /** Where an answer comes from while it is written: its text is that of the bytes up to `offset`. */
@@ -96,6 +103,8 @@ export interface Message {
   /** It failed because the chat does not fit into the context. */
   full?: boolean;
   stats?: Stats;
+  /** Where the request asked for them. */
+  odds?: TokenOdds[];
   stream?: StreamPlace;
 }
 
@@ -161,6 +170,8 @@ export interface Settings {
   mcp: McpEntry[];
   /** Whether the model writes the titles of chats. */
   titles: boolean;
+  /** Whether the browser may write what is said, wherever it does that. */
+  dictation: boolean;
 }
 
 /** An MCP server that a person has added to the page. */
@@ -227,6 +238,7 @@ export interface Props {
   model_alias?: string;
   model_path?: string;
   modalities?: Record<string, boolean>;
+  chat_template_caps?: Record<string, boolean>;
   endpoint_slots?: boolean;
   endpoint_metrics?: boolean;
   endpoint_tools?: boolean;

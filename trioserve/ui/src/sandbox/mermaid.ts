@@ -6,6 +6,7 @@ import mermaid from "mermaid";
 export interface Order {
   id: number;
   text: string;
+  isDark: boolean;
 }
 export interface Drawn {
   id: number;
@@ -13,7 +14,7 @@ export interface Drawn {
   error?: string;
 }
 
-mermaid.initialize({
+const settings = {
   startOnLoad: false,
   securityLevel: "strict",
   htmlLabels: false, // a picture has no HTML in it
@@ -22,14 +23,15 @@ mermaid.initialize({
   layout: "dagre", // elk would double the size of this code
   // What a diagram may not set for itself.
   secure: ["secure", "securityLevel", "startOnLoad", "htmlLabels", "suppressErrorRendering", "maxTextSize", "maxEdges", "layout"],
-});
+} as const;
 
 addEventListener("message", ({ data, source }: MessageEvent<Order>) => {
   if (source === parent) void draw(data).then((drawn) => parent.postMessage(drawn, "*"));
 });
 
-async function draw({ id, text }: Order): Promise<Drawn> {
+async function draw({ id, text, isDark }: Order): Promise<Drawn> {
   try {
+    mermaid.initialize({ ...settings, secure: [...settings.secure], theme: isDark ? "dark" : "default" });
     const { svg } = await mermaid.render(`diagram-${id}`, text);
     return { id, svg: sized(svg) };
   } catch (error) {

@@ -3,15 +3,20 @@ import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
-import { takes } from "../state/server";
+import { openChat, setChat } from "../state/chats";
+import { props, takes } from "../state/server";
+import { settings, withValue } from "../state/settings";
 import { t } from "../words";
 import { mediaTaken } from "./attachments";
-import { attach } from "./draft";
+import { attach, draft, setDraft } from "./draft";
 import { choose } from "./files";
 import { McpMenu } from "./McpMenu";
 import { ToolMenu } from "./ToolMenu";
 import { listening, record, stopRecording } from "./recording";
+
+import { attempt } from "./toasts";
 import { overlay } from "./view";
+import { canDictate, dictate, endDictation, isDictating } from "./voice";
 
 /** The buttons for what goes along with a message. Pictures and sound only where the model takes them. */
 export function AttachTools(): VNode {
@@ -34,9 +39,51 @@ export function AttachTools(): VNode {
         </button>
       )}
       {takes("audio") && <RecordButton />}
+      {canDictate && settings.value.dictation && <DictateButton />}
+      <ThinkingButton />
       <ToolMenu />
       <McpMenu />
     </>
+  );
+}
+
+/** Writes what is said at the end of the message. */
+function DictateButton(): VNode {
+  const isOn = isDictating();
+  const label = isOn ? t("Stop dictating") : t("Dictate, by the browser");
+  const add = (heard: string) => setDraft({ text: [draft.value.text.trimEnd(), heard].filter(Boolean).join(" ") });
+  return (
+    <button
+      type="button"
+      class={isOn ? "icon-button recording" : "icon-button"}
+      aria-label={label}
+      title={label}
+      onClick={() => (isOn ? endDictation() : void attempt(() => dictate(add)))}
+    >
+      <Icon name={isOn ? "stop" : "dictate"} />
+    </button>
+  );
+}
+
+/** Whether the model thinks before it answers in the open chat, if it is one that can be told. */
+function ThinkingButton(): VNode | null {
+  const caps = props.value?.chat_template_caps ?? {};
+  const chat = openChat.value?.chat;
+  if (!chat || !(caps.supports_enable_thinking || caps.supports_reasoning_effort)) return null;
+  const all = settings.value.sampling.reasoning_effort;
+  const isOn = (chat.sampling.reasoning_effort ?? all) !== "none";
+  const to = isOn ? "none" : all === "none" ? "medium" : undefined;
+  return (
+    <button
+      type="button"
+      class={isOn ? "icon-button tools-button on" : "icon-button tools-button"}
+      aria-pressed={isOn}
+      aria-label={t("Think before answering")}
+      title={t("Think before answering")}
+      onClick={() => void attempt(() => setChat(chat.id, { sampling: withValue(chat.sampling, "reasoning_effort", to) }))}
+    >
+      <Icon name="brain" />
+    </button>
   );
 }
 

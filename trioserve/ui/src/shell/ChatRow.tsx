@@ -1,7 +1,7 @@
 import { signal, useComputed } from "@preact/signals";
 import type { VNode } from "preact";
 
-import { duplicate, exportChats, pin, remove, rename, type Found } from "../state/chats";
+import { duplicate, exportChats, exportMarkdown, pin, remove, rename, type Found } from "../state/chats";
 import { runs } from "../state/runs";
 import type { Chat } from "../types";
 import { several, t } from "../words";
@@ -86,6 +86,7 @@ export function ChatRow({ chat, current, found }: RowProps): VNode {
           { label: t("Rename"), icon: "edit", run: begin },
           { label: t("Duplicate"), icon: "copy", run: () => void attempt(async () => goTo(await duplicate(chat.id))) },
           { label: t("Export"), icon: "download", run: () => void attempt(() => download(chat)) },
+          { label: t("Export as Markdown"), icon: "file", run: () => void attempt(() => downloadText(chat)) },
           { label: t("Select"), icon: "check", run: () => toggle(chat.id) },
           { label: t("Delete"), icon: "trash", danger: true, run: () => void attempt(() => drop(chat)) },
         ]}
@@ -148,6 +149,10 @@ function NameField({ chat }: { chat: Chat }): VNode {
 
 async function download(chat: Chat): Promise<void> {
   save(await exportChats([chat.id]), fileName(chat.title, new Date()));
+}
+
+async function downloadText(chat: Chat): Promise<void> {
+  save(await exportMarkdown(chat.id), fileName(chat.title, new Date(), "md"));
 }
 
 async function drop(chat: Chat): Promise<void> {

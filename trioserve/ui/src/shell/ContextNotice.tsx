@@ -34,7 +34,7 @@ export function ContextNotice(): VNode | null {
   if (!isFull && share < NEARLY_FULL) return null;
   const canGo = canCut();
   return (
-    <Notice icon="alert">
+    <Notice icon="alert" about={`context ${open.chat.id} ${isFull}`}>
       <p>
         {isFull
           ? t(canGo ? "This chat no longer fits into the model’s context." : "This message does not fit into the model’s context.")

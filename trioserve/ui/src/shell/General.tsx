@@ -9,10 +9,11 @@ import { KeyField } from "./KeyField";
 import { keyNames } from "./keys";
 import { mac } from "./shortcuts";
 import { Switch } from "./Switch";
+import { canDictate } from "./voice";
 
 /** How the page looks and behaves, and the key that it shows to the server. */
 export function General(): VNode {
-  const { theme, language, sendKey, showReasoning, showStats, titles } = settings.value;
+  const { theme, language, sendKey, showReasoning, showStats, titles, dictation } = settings.value;
   const set = (change: Partial<Settings>) => (settings.value = { ...settings.value, ...change });
   const mod = keyNames({ key: "Enter", mod: true }, mac).join(mac ? "" : "+");
   return (
@@ -53,6 +54,14 @@ export function General(): VNode {
         value={titles}
         onChange={(to) => set({ titles: to })}
       />
+      {canDictate && (
+        <Switch
+          label={t("Dictation by the browser")}
+          help={t("A microphone beside the message. Some browsers send what you say to their maker, not to this server.")}
+          value={dictation}
+          onChange={(to) => set({ dictation: to })}
+        />
+      )}
       <KeyField />
       {props.value?.build_info && <p class="hint">{t("Server: {build_info}", { build_info: props.value.build_info })}</p>}
     </>

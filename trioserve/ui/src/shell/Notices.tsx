@@ -17,7 +17,7 @@ export function Notices(): VNode {
     <div class="notices" role="status">
       <ServerNotice />
       <ModelNotice />
-      {storage.value.state !== "kept" && <Notice icon="alert">{storage.value.message}</Notice>}
+      {storage.value.state !== "kept" && <Notice icon="alert" about={storage.value.message}>{storage.value.message}</Notice>}
       <ContextNotice />
     </div>
   );

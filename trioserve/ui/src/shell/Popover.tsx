@@ -102,9 +102,9 @@ export interface Entry {
 }
 
 /** A button that opens a menu. */
-export function Menu({ label, entries }: { label: string; entries: Entry[] }): VNode {
+export function Menu({ label, entries, icon = "more" }: { label: string; entries: Entry[]; icon?: IconName }): VNode {
   return (
-    <Popover button={<Icon name="more" />} label={label} buttonClass="icon-button more" class="menu" role="menu">
+    <Popover button={<Icon name={icon} />} label={label} buttonClass="icon-button more" class="menu" role="menu">
       {(close) =>
         entries.map((entry) => (
           <button

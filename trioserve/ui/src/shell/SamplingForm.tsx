@@ -2,10 +2,12 @@ import type { VNode } from "preact";
 import { useId, useState } from "preact/hooks";
 
 import { Icon } from "../icon";
+import { isObject } from "../state/json";
 import { props as serverProps } from "../state/server";
+import { withValue } from "../state/settings";
 import type { Sampling } from "../types";
 import { t } from "../words";
-import { type Field, groups, read, show, withValue } from "./sampling";
+import { type Field, groups, read, show } from "./sampling";
 
 interface SamplingProps {
   value: Sampling;
@@ -34,6 +36,7 @@ export function SamplingForm({ value, under, onChange }: SamplingProps): VNode {
       {first && rows(first.fields)}
       <Reasoning value={value.reasoning_effort} under={under.reasoning_effort} onChange={set} />
       <StopWords value={value.stop} onChange={set} />
+      <Schema value={value.json_schema} onChange={set} />
       {others.map((group) => (
         <details key={group.title} open={group.fields.some((field) => field.name in value)}>
           <summary>{t(group.title)}</summary>
@@ -136,6 +139,39 @@ function Reasoning({ value, under, onChange }: NamedProps): VNode {
         <option value="high">{t("High")}</option>
       </select>
       <p class="hint">{t("How much the model thinks before it answers, if it is one that can.")}</p>
+    </div>
+  );
+}
+
+/** The schema that answers follow. */
+function Schema({ value, onChange }: NamedProps): VNode {
+  const id = useId();
+  const [draft, setDraft] = useState<string | null>(null);
+  const text = draft ?? String(value ?? "");
+  const isWrong = text.trim() !== "" && !isObject(text);
+  return (
+    <div class="setting wide">
+      <label for={id}>{t("Answers follow a JSON Schema")}</label>
+      <textarea
+        id={id}
+        class="field mono"
+        rows={text ? 6 : 1}
+        spellcheck={false}
+        placeholder='{"type": "object", "properties": {…}}'
+        value={text}
+        aria-invalid={isWrong}
+        aria-describedby={`${id}-help`}
+        onInput={(event) => setDraft(event.currentTarget.value)}
+        onChange={(event) => {
+          const written = event.currentTarget.value.trim();
+          if (written && !isObject(written)) return;
+          setDraft(null);
+          onChange("json_schema", written || undefined);
+        }}
+      />
+      <p id={`${id}-help`} class={isWrong ? "hint problem" : "hint"}>
+        {t(isWrong ? "This is no object in JSON." : "The model can write nothing else then; {} is any JSON.")}
+      </p>
     </div>
   );
 }

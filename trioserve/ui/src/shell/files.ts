@@ -23,10 +23,10 @@ export function choose(options: { accept?: string; multiple?: boolean }): Promis
 }
 
 /** A name for a file of chats: of one with that title, or of all. */
-export function fileName(title: string | null, now: Date): string {
+export function fileName(title: string | null, now: Date, ending = "json"): string {
   const day = [now.getFullYear(), now.getMonth() + 1, now.getDate()]
     .map((part) => String(part).padStart(2, "0"))
     .join("-");
   const words = (title ?? "chats").normalize("NFKD").replace(/[^\p{L}\p{N}]+/gu, "-");
-  return `${words.replace(/^-+|-+$/g, "").slice(0, 60).toLowerCase() || "chat"}-${day}.json`;
+  return `${words.replace(/^-+|-+$/g, "").slice(0, 60).toLowerCase() || "chat"}-${day}.${ending}`;
 }

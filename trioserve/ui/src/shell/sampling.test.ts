@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { type Field, groups, read, show, summary, withValue } from "./sampling";
+import { type Field, groups, read, show, summary } from "./sampling";
+import { withValue } from "../state/settings";
 
 const fields = new Map(groups.flatMap((group) => group.fields).map((one) => [one.name, one]));
 const field = (name: string): Field => {

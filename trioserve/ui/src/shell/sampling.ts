@@ -59,6 +59,7 @@ const special: Group = {
     { name: "mirostat", label: "Mirostat", min: 0, max: 2, whole: true, help: "Version 1 or 2, in place of the samplers above; 0 is off." },
     { name: "mirostat_tau", label: "Mirostat tau", min: 0, help: "The surprise that it aims at." },
     { name: "mirostat_eta", label: "Mirostat eta", min: 0, help: "How fast it adapts." },
+    { name: "top_logprobs", label: "Alternatives of tokens", min: 0, max: 20, whole: true, help: "Below an answer: how probable each of its tokens was, and this many others." },
   ],
 };
 
@@ -86,21 +87,12 @@ export function show(field: Field, value: unknown): string {
   return String(Number(value.toPrecision(field.whole ? 12 : 6)));
 }
 
-/** The same settings with one of them changed; `undefined` takes it out. */
-export function withValue(
-  sampling: Sampling,
-  name: string,
-  value: Sampling[string] | undefined,
-): Sampling {
-  const { [name]: _, ...rest } = sampling;
-  return value === undefined ? rest : { ...rest, [name]: value };
-}
-
 /** Settings in a line: "temperature 0.2, top p 0.9". */
 export function summary(sampling: Sampling): string {
   const labels = new Map(groups.flatMap((group) => group.fields).map((one) => [one.name, t(one.label)]));
   return Object.entries(sampling)
     .map(([name, value]) => {
+      if (name === "json_schema") return t("answers follow a schema");
       const shown = Array.isArray(value) ? value.map((one) => JSON.stringify(one)).join(" ") : value;
       return `${(labels.get(name) ?? name.replaceAll("_", " ")).toLowerCase()} ${shown}`;
     })

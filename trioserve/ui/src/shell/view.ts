@@ -1,22 +1,15 @@
 /** What is open on the screen: the sidebar, the activity panel, a dialog. */
 
-import { computed, effect, signal, type ReadonlySignal } from "@preact/signals";
+import { computed, effect, signal } from "@preact/signals";
 
 import { place } from "../state/storage";
+import { media } from "./media";
 
 /** A part of the settings. */
 export type Section = "chat" | "all" | "presets" | "general" | "mcp" | "data";
 
 /** What lies over the page: the settings at one of their parts, the list of shortcuts, a sheet to draw on, or nothing. */
 export type Overlay = { settings: Section } | "help" | "draw" | null;
-
-/** Whether the window is as a media query says, now and later. */
-function media(query: string): ReadonlySignal<boolean> {
-  const list = matchMedia(query);
-  const matches = signal(list.matches);
-  list.addEventListener("change", () => (matches.value = list.matches));
-  return matches;
-}
 
 /** Whether the sidebar has room beside the conversation; else it lies over it. */
 export const wide = media("(min-width: 56rem)");

@@ -1,8 +1,9 @@
 // An answer while it is written: the events of its stream, put together.
 
-import type { Message, Phase, Run, Stats, Step, StreamPlace, ToolCall } from "../types";
+import type { Message, Phase, Run, Stats, Step, StreamPlace, TokenOdds, ToolCall } from "../types";
 import { t } from "../words";
 import { isRecord } from "./json";
+import { oddsIn } from "./odds";
 import { lastIsAt, withCall, withChange, withText } from "./steps";
 
 /** What the server counts, in each chunk that has text. Its clock knows nothing of slow networks. */
@@ -31,6 +32,7 @@ export class Answer {
   #reasoning: string;
   #calls: ToolCall[];
   #steps: readonly Step[];
+  readonly #odds: TokenOdds[];
   #isCalling: boolean;
   #id: string | undefined;
   readonly #base: Message;
@@ -48,6 +50,7 @@ export class Answer {
     this.#reasoning = message.reasoning;
     this.#calls = message.toolCalls;
     this.#steps = message.steps ?? [];
+    this.#odds = [...(message.odds ?? [])];
     this.#isCalling = message.stream.isCalling ?? false;
     this.#id = message.stream.id;
     this.offset = message.stream.offset;
@@ -70,6 +73,7 @@ export class Answer {
     }
     if (isRecord(chunk.prompt_progress)) this.#takeProgress(chunk.prompt_progress);
     if (!isRecord(choice)) return false;
+    if (isRecord(choice.logprobs)) this.#odds.push(...oddsIn(choice.logprobs));
     if (typeof choice.finish_reason === "string") this.finish ??= choice.finish_reason;
     return isRecord(choice.delta) && this.#takeDelta(choice.delta, now);
   }
@@ -106,6 +110,7 @@ export class Answer {
       reasoning: this.#reasoning,
       toolCalls: this.#calls,
       ...(this.#steps.length > 0 ? { steps: [...this.#steps] } : {}),
+      ...(this.#odds.length > 0 ? { odds: [...this.#odds] } : {}),
       stream: {
         conversation,
         startedAt,

@@ -9,8 +9,7 @@ import { newId } from "./ids";
 import { stopRuns } from "./runs";
 import * as shown from "./shown";
 import { tellChanged } from "./tabs";
-import { read, written } from "./transfer";
-import { isZip, textsIn } from "./zip";
+import { pathTo, treeOf } from "./tree";
 
 export { search, type Found, type Hit } from "./search";
 export { live, type OpenChat } from "./shown";
@@ -115,7 +114,16 @@ export async function exportChats(ids?: string[]): Promise<Blob> {
   const wholes = await reading((tx) =>
     Promise.all(wanted.map(async (chat) => ({ chat, messages: await tx.messagesOf(chat.id) }))),
   );
-  return written(wholes);
+  return (await import("./transfer")).written(wholes);
+}
+
+/** Write the branch of a chat that is shown as Markdown. */
+export async function exportMarkdown(id: string): Promise<Blob> {
+  const chat = shown.chatOf(id);
+  if (!chat) throw new Error(t("This chat is no longer there."));
+  const messages = await reading((tx) => tx.messagesOf(id));
+  const { asMarkdown } = await import("./markdown");
+  return new Blob([asMarkdown(chat, pathTo(treeOf(messages), chat.leaf))], { type: "text/markdown" });
 }
 
 /**
@@ -124,8 +132,8 @@ export async function exportChats(ids?: string[]): Promise<Blob> {
  */
 export async function importChats(file: Blob): Promise<number> {
   const bytes = new Uint8Array(await file.arrayBuffer());
-  const texts = isZip(bytes) ? await textsIn(bytes) : [new TextDecoder().decode(bytes)];
-  const wholes = texts.flatMap(read);
+  const { textsOf, read } = await import("./transfer");
+  const wholes = (await textsOf(bytes)).flatMap(read);
   const known = new Set(chats.peek().map(({ id }) => id));
   const added = wholes.filter(({ chat }) => !known.has(chat.id) && known.add(chat.id));
   if (added.length > 0 && !(await keep(added, true))) {

@@ -2,7 +2,7 @@
 
 import type { Attachment, MadeCall, Message, Sampling, Step, ToolCall } from "../types";
 import { PING_S } from "../server/follow";
-import { isRecord } from "./json";
+import { isObject } from "./json";
 import { dataUrlOf, kindOf, PDF } from "./media";
 
 export interface Asked {
@@ -18,10 +18,13 @@ export interface Asked {
 
 /** The body of the request. */
 export async function bodyFor({ system, sampling, model, tools, path, continues }: Asked): Promise<Record<string, unknown>> {
+  const { json_schema: schema, top_logprobs: alternatives, ...fields } = sampling;
   const said = await messagesFor(path, continues);
   const head = system.trim() ? [{ role: "system", content: system }] : [];
   return {
-    ...sampling,
+    ...fields,
+    ...(schema ? { response_format: { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(String(schema)) } } } : {}),
+    ...(alternatives ? { logprobs: true, top_logprobs: alternatives } : {}),
     messages: [...head, ...said],
     ...(model ? { model } : {}),
     ...tools,
@@ -118,14 +121,6 @@ function readable(call: ToolCall): ToolCall {
   return isObject(call.arguments) ? call : { ...call, arguments: "{}" };
 }
 
-function isObject(text: string): boolean {
-  try {
-    return isRecord(JSON.parse(text));
-  } catch {
-    return false;
-  }
-}
-
 /** The result that the model gets for a denied call. */
 export const DENIED = "The user did not allow this call.";
 
@@ -157,11 +152,13 @@ function callAnsweredBy(path: readonly Message[], index: number): string {
 
 /** Text files come before the question, each in a fence that its text cannot close. */
 export function withFiles(text: string, files: readonly Attachment[]): string {
-  const written = files.map((file) => {
-    const runs = file.text.match(/`{3,}/g) ?? [];
-    const fence = "`".repeat(Math.max(3, ...runs.map((run) => run.length + 1)));
-    const end = file.text.endsWith("\n") ? "" : "\n";
-    return `File: ${file.name}\n${fence}\n${file.text}${end}${fence}`;
-  });
+  const written = files.map((file) => `File: ${file.name}\n${fenced(file.text)}`);
   return [...written, text].filter(Boolean).join("\n\n");
+}
+
+/** A text as a block of code. */
+export function fenced(text: string): string {
+  const runs = text.match(/`{3,}/g) ?? [];
+  const fence = "`".repeat(Math.max(3, ...runs.map((run) => run.length + 1)));
+  return `${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}`;
 }

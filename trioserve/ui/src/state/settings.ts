@@ -5,7 +5,7 @@
 import { effect, signal, type Signal } from "@preact/signals";
 
 import type { Preset, Sampling, Settings, ToolChoice } from "../types";
-import { isRecord } from "./json";
+import { isObject, isRecord } from "./json";
 import { noteUnkept, place } from "./storage";
 
 export const defaults: Settings = {
@@ -20,6 +20,7 @@ export const defaults: Settings = {
   showReasoning: false,
   showStats: true,
   titles: true,
+  dictation: false,
   mcp: [],
 };
 
@@ -84,10 +85,22 @@ function valid(given: Record<string, unknown>): Partial<Settings> {
 }
 
 export function isSampling(value: unknown): value is Sampling {
-  const fits = (one: unknown) =>
-    ["number", "string", "boolean"].includes(typeof one) ||
-    (Array.isArray(one) && one.every((each) => typeof each === "string"));
-  return isRecord(value) && Object.values(value).every(fits);
+  const fits = ([name, one]: [string, unknown]) =>
+    name === "json_schema"
+      ? typeof one === "string" && isObject(one)
+      : ["number", "string", "boolean"].includes(typeof one) ||
+        (Array.isArray(one) && one.every((each) => typeof each === "string"));
+  return isRecord(value) && Object.entries(value).every(fits);
+}
+
+/** The same settings with one of them changed; `undefined` takes it out. */
+export function withValue(
+  sampling: Sampling,
+  name: string,
+  value: Sampling[string] | undefined,
+): Sampling {
+  const { [name]: _, ...rest } = sampling;
+  return value === undefined ? rest : { ...rest, [name]: value };
 }
 
 function isToolChoice(value: unknown): value is ToolChoice {

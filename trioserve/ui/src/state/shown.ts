@@ -4,6 +4,7 @@
 import { batch, signal, type ReadonlySignal, type Signal } from "@preact/signals";
 
 import type { Chat, Message } from "../types";
+import { t } from "../words";
 import { reading, writing } from "./db";
 import { tellChanged } from "./tabs";
 import { branchesOf, pathTo, treeOf, type Branches } from "./tree";
@@ -105,6 +106,16 @@ export async function change(
   tellChanged(id);
 }
 
+/** Throw an Error for people if another tab has gone on with a chat that is open, and show how. */
+export async function checkIsCurrent(id: string): Promise<void> {
+  const shown = openChat.peek()?.chat;
+  if (shown?.id !== id) return;
+  const kept = await writing((tx) => tx.chat(id)); // after what this tab is writing
+  if (!kept || kept.leaf === shown.leaf) return;
+  await refresh(id);
+  throw new Error(t("This chat has gone on in another tab. Look at what is new, and try again."));
+}
+
 function showChange(chat: Chat, isKept: boolean): void {
   batch(() => {
     const others = chats.peek().filter((one) => one.id !== chat.id);
@@ -169,9 +180,7 @@ export async function refresh(id: string): Promise<void> {
     if (!isOpen || turn !== openings) return;
     const known = tree;
     tree = treeOf(messages.map((message) => current(message, known.get(message.id))));
-    // Each tab shows its branch, while that exists.
-    const { leaf } = openChat.peek()!.chat;
-    show(leaf !== null && tree.has(leaf) ? { ...chat, leaf } : chat);
+    show(chat);
   });
 }
 

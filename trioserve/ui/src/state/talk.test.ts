@@ -530,6 +530,20 @@ test("what another tab changes does not undo what is being done here", async () 
   assert.deepEqual(texts(), ["one", "answer 1", "two", "answer 2"]);
 });
 
+test("what another tab says in a chat is shown, and not forgotten by what is sent here", async () => {
+  await say("one");
+  const { id, leaf } = chat();
+  const theirs = messageFor({ id: "theirs", chat: id, parent: leaf, role: "user", content: "from there" });
+  await writing(async (tx) => {
+    await tx.putMessage(theirs);
+    await tx.putChat({ ...(await tx.chat(id))!, leaf: "theirs" });
+  });
+  await assert.rejects(send("two", []), /another tab/);
+  assert.deepEqual(texts(), ["one", "answer 1", "from there"]);
+  await say("two");
+  assert.deepEqual(texts(), ["one", "answer 1", "from there", "two", "answer 2"]);
+});
+
 test("two tabs that follow the same answer do not spoil each other's work", async () => {
   await say("x");
   await loadChats();

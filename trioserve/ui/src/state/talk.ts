@@ -9,7 +9,7 @@ import { newId } from "./ids";
 import { bodyFor, DENIED } from "./prompt";
 import { stopRuns, write } from "./runs";
 import { settings } from "./settings";
-import { change, chatOf, openChat, openTree } from "./shown";
+import { change, chatOf, checkIsCurrent, openChat, openTree } from "./shown";
 import { toolsFor } from "./tools";
 import { childrenOf, leafOf, pathTo, subtreeOf, timeFor, treeOf, type Tree } from "./tree";
 import type { Body, Unwritten } from "./writer";
@@ -23,6 +23,7 @@ const TITLE_LENGTH = 60;
  */
 export async function send(text: string, attachments: Attachment[], id = opened().chat.id): Promise<void> {
   if (!text.trim() && attachments.length === 0) throw new Error(t("There is nothing to send."));
+  if (chatOf(id)?.leaf) await checkIsCurrent(id);
   await stopRuns(id);
   const place = isOpen(id) ? opened() : await keptPlace(id);
   await ask(place, question(place, place.chat.leaf, text, attachments));
@@ -33,11 +34,16 @@ export async function stop(chat: string): Promise<void> {
   await stopRuns(chat);
 }
 
-/** Answer once more, beside the answer that there is. */
-export async function regenerate(message: string): Promise<void> {
+/** Answer once more, beside the answer that there is; with another model, if it is named. */
+export async function regenerate(message: string, model?: string): Promise<void> {
   const { id, role, parent } = found(message);
   await stopRuns(opened().chat.id);
-  await answer(opened(), role === "assistant" ? parent : id, []);
+  await answer(opened(), role === "assistant" ? parent : id, [], model);
+}
+
+/** Another version of a message of the open chat. */
+export function versionOf(message: string): Message | undefined {
+  return openTree().get(message);
 }
 
 /** Put a changed message beside the one that there is; a changed question is answered. */
@@ -54,7 +60,7 @@ export async function edit(
     await ask(place, question(place, before.parent, text, attachments));
     return;
   }
-  const { stats: _, finish: __, error: ___, stream: ____, ...rest } = before;
+  const { stats: _, finish: __, error: ___, stream: ____, odds: _____, ...rest } = before;
   const createdAt = timeFor(openTree(), before.parent);
   const changed: Message = { ...rest, id: newId(), content: text, state: "done", createdAt };
   await change(chat.id, { leaf: changed.id, updatedAt: Date.now() }, [changed]);
@@ -166,9 +172,8 @@ async function ask(place: Place, asked: Message): Promise<void> {
 }
 
 /** Add messages to a chat, and have the last of them answered. */
-async function answer({ chat, tree }: Place, parent: string | null, added: Message[]): Promise<void> {
+async function answer({ chat, tree }: Place, parent: string | null, added: Message[], model = modelOf(chat)): Promise<void> {
   const now = Date.now();
-  const model = modelOf(chat);
   const unwritten: Unwritten = {
     id: newId(),
     chat: chat.id,
@@ -189,17 +194,17 @@ async function answer({ chat, tree }: Place, parent: string | null, added: Messa
   const path = [...pathTo(tree, added[0] ? added[0].parent : parent), ...added];
   // What is written of the answer gets to the database after this, and so finds the message there.
   const isKept = change(chat.id, how, [...added, unwritten]);
-  void write(unwritten, bodyOf(chat, path, false));
+  void write(unwritten, bodyOf(chat, path, false, model));
   await isKept;
 }
 
-function bodyOf(chat: Chat, path: Message[], continues: boolean): Body {
+function bodyOf(chat: Chat, path: Message[], continues: boolean, model = modelOf(chat)): Body {
   const { system, sampling } = settings.peek();
   const sent = sentOf(chat, path);
   const asked = {
     system: systemWith(chat.system || system, sent.summary),
     sampling: { ...sampling, ...chat.sampling },
-    model: modelOf(chat),
+    model,
     tools: continues ? {} : toolsFor(chat), // the server runs none for an answer that has begun
     path: sent.path,
     continues,

@@ -7,6 +7,7 @@ import { isRecord } from "./json";
 import { blobIn, dataUrlOf } from "./media";
 import { isSampling } from "./settings";
 import { fromLlamaServer } from "./llama_chats";
+import { isZip, textsIn } from "./zip";
 
 const FORMAT = "trioserve-chats";
 const VERSION = 1;
@@ -41,6 +42,11 @@ async function exported({ chat: _, stream: __, ...message }: Message): Promise<u
     return file.data ? { ...file, data: await dataUrlOf(file) } : file;
   });
   return { ...message, attachments: await Promise.all(files) };
+}
+
+/** The texts of a file, which may be a ZIP of several. */
+export async function textsOf(bytes: Uint8Array<ArrayBuffer>): Promise<string[]> {
+  return isZip(bytes) ? textsIn(bytes) : [new TextDecoder().decode(bytes)];
 }
 
 /**

@@ -4,7 +4,11 @@ import type { VNode } from "preact";
 import { useRef } from "preact/hooks";
 
 import { Icon, type IconName } from "../icon";
+import { modelName } from "../shell/format";
+import { Menu } from "../shell/Popover";
 import { attempt, say } from "../shell/toasts";
+import { canRead, read, readAloud } from "../shell/voice";
+import { models } from "../state/models";
 import { continueAnswer, regenerate, removeMessage, showBranch } from "../state/talk";
 import type { Message } from "../types";
 import { t } from "../words";
@@ -17,17 +21,22 @@ interface Props {
   branches: string[] | undefined;
   last: boolean;
   edit: () => void;
+  /** Whether another version is shown beside this one, and how to change that. */
+  compared?: boolean;
+  compare?: () => void;
 }
 
 /** The row of buttons under a message. */
-export function Actions({ message, index, branches, last, edit }: Props): VNode {
+export function Actions({ message, index, branches, last, edit, compared = false, compare }: Props): VNode {
   const answer = message.role === "assistant";
   return (
     <div class={last ? "actions shown" : "actions"}>
-      {branches && index !== undefined && <BranchSwitch ids={branches} index={index} />}
+      {branches && index !== undefined && <BranchSwitch ids={branches} index={index} compared={compared} compare={compare} />}
       {message.content && <CopyButton text={message.content} label={t("Copy")} />}
+      {answer && canRead && message.content && <ReadButton id={message.id} />}
       <Action icon="edit" label={t("Edit")} class="edit-button" act={edit} />
       {answer && <Action icon="refresh" label={t("Regenerate")} act={() => regenerate(message.id)} />}
+      {answer && models.value.length > 1 && <OtherModel message={message} />}
       {!answer && last && <Action icon="refresh" label={t("Answer")} act={() => regenerate(message.id)} />}
       {answer && last && canContinue(message) && !problem(message) && (
         <Action icon="continue" label={t("Continue")} act={() => continueAnswer(message.id)} />
@@ -35,6 +44,24 @@ export function Actions({ message, index, branches, last, edit }: Props): VNode 
       <Action icon="trash" label={last ? t("Delete") : t("Delete this and what follows")} act={() => remove(message.id)} />
     </div>
   );
+}
+
+/** Has another model answer: the versions can be compared. */
+function OtherModel({ message: { id, model } }: { message: Message }): VNode {
+  const others = models.value.filter((one) => one.id !== model && !one.aliases.includes(model));
+  const entries = others.map((one) => ({ label: modelName(one.id), icon: "refresh" as const, run: () => void attempt(() => regenerate(id, one.id)) }));
+  return <Menu icon="plug" label={t("Answer with another model")} entries={entries} />;
+}
+
+/** Reads the text of an answer as it is shown, without its code. */
+function ReadButton({ id }: { id: string }): VNode {
+  const isRead = readAloud.value === id;
+  const begin = () => {
+    const shown = document.querySelector(`[data-message="${CSS.escape(id)}"]`);
+    const blocks = shown?.querySelectorAll<HTMLElement>(":scope > .prose > :not(figure), .versions > :first-child > .prose > :not(figure)");
+    read(id, Array.from(blocks ?? [], ({ innerText }) => innerText).join("\n"));
+  };
+  return <Action icon={isRead ? "stop" : "speaker"} label={isRead ? t("Stop reading") : t("Read aloud, with the voice of the browser")} act={begin} />;
 }
 
 async function remove(message: string): Promise<void> {
@@ -57,7 +84,14 @@ function Action({ icon, label, class: name = "", act }: ActionProps): VNode {
   );
 }
 
-function BranchSwitch({ ids, index }: { ids: string[]; index: number }): VNode {
+interface BranchProps {
+  ids: string[];
+  index: number;
+  compared: boolean;
+  compare: (() => void) | undefined;
+}
+
+function BranchSwitch({ ids, index, compared, compare }: BranchProps): VNode {
   return (
     <div class="branches" role="group" aria-label={t("Versions")}>
       <Turn icon="chevron-left" label={t("Previous version")} to={ids[index - 1]} />
@@ -65,6 +99,18 @@ function BranchSwitch({ ids, index }: { ids: string[]; index: number }): VNode {
         {index + 1}/{ids.length}
       </span>
       <Turn icon="chevron-right" label={t("Next version")} to={ids[index + 1]} />
+      {compare && (
+        <button
+          type="button"
+          class="icon-button"
+          aria-label={t("Compare with another version")}
+          title={t("Compare with another version")}
+          aria-pressed={compared}
+          onClick={compare}
+        >
+          <Icon name="columns" />
+        </button>
+      )}
     </div>
   );
 }

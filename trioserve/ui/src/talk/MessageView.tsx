@@ -1,10 +1,12 @@
 // A message: what was written, and what can be done with it.
 
 import type { ReadonlySignal } from "@preact/signals";
-import type { RefObject, VNode } from "preact";
+import type { ComponentChildren, RefObject, VNode } from "preact";
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
+import { modelName } from "../shell/format";
 import { settings } from "../state/settings";
+import { versionOf } from "../state/talk";
 import type { Message } from "../types";
 import { t } from "../words";
 import { Actions } from "./Actions";
@@ -13,6 +15,7 @@ import { Steps } from "./Calls";
 import { EditForm } from "./EditForm";
 import { Markdown } from "./Markdown";
 import { memo } from "./memo";
+import { Odds } from "./Odds";
 import { PageCalls } from "./PageCalls";
 import { Problem } from "./Problem";
 import { Reasoning } from "./Reasoning";
@@ -130,6 +133,9 @@ function Answer(properties: MessageProps): VNode {
   const writing = message.state === "writing";
   // One that only calls tools continues after their results.
   const passing = !properties.last && !properties.branches && message.toolCalls.length > 0 && !message.content;
+  const [compared, compare] = useState(false);
+  const { branches, index = 0 } = properties;
+  const beside = compared && branches ? versionOf(branches[index > 0 ? index - 1 : 1]!) : undefined;
   const speaking = message.content !== "" || message.toolCalls.length > 0;
   return (
     <article class="message answer" aria-label={t("Answer")} data-message={message.id} aria-busy={writing} ref={place}>
@@ -138,18 +144,39 @@ function Answer(properties: MessageProps): VNode {
       {editing ? (
         <EditForm message={message} close={close} />
       ) : (
-        message.content && <Markdown text={message.content} writing={writing} />
+        <Versions beside={beside} model={message.model}>
+          {message.content && <Markdown text={message.content} writing={writing} />}
+        </Versions>
       )}
       {message.toolCalls.length > 0 && <ToolCalls calls={message.toolCalls} writing={writing} />}
       {properties.last && !writing && message.toolCalls.length > 0 && <PageCalls message={message} />}
       {writing && !speaking && !message.reasoning && !message.stream?.isCalling && <Waiting />}
+      {!writing && message.odds && <Odds odds={message.odds} />}
       {!writing && <Problem message={message} last={properties.last} />}
       {!writing && !editing && !passing && (
         <footer>
-          <Actions {...properties} edit={edit} />
+          <Actions {...properties} edit={edit} compared={compared} compare={() => compare(!compared)} />
           {settings.value.showStats && message.stats && <StatsLine stats={message.stats} model={message.model} />}
         </footer>
       )}
     </article>
+  );
+}
+
+/** What was answered, and another version of it to compare it with. */
+function Versions({ beside, model, children }: { beside: Message | undefined; model: string; children: ComponentChildren }): VNode {
+  if (!beside) return <>{children}</>;
+  return (
+    <div class="versions">
+      <section>
+        {model && <h3>{modelName(model)}</h3>}
+        {children}
+      </section>
+      <section aria-label={t("Compared version")}>
+        {beside.model && <h3>{modelName(beside.model)}</h3>}
+        <Markdown text={beside.content} writing={false} />
+        {beside.stats && <StatsLine stats={beside.stats} model="" />}
+      </section>
+    </div>
   );
 }

@@ -4,6 +4,7 @@ import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 
 import { useObjectUrl } from "../shell/objectUrl";
+import { isDark } from "../shell/media";
 import { t } from "../words";
 import { svgFile, type PictureKind } from "./pictures";
 import { drawDiagram, fill } from "./sandbox";
@@ -26,24 +27,25 @@ export function Picture({ kind, ...props }: Props & { kind: PictureKind }): VNod
   }
 }
 
-function Drawing({ text, name, fail }: Props & { name: string }): VNode {
+function Drawing({ text, name, dark = false, fail }: Props & { name: string; dark?: boolean }): VNode {
   const file = useMemo(() => svgFile(text), [text]);
   const url = useObjectUrl(file);
   const failed = () => fail(t("This is not a drawing that the browser can show."));
-  return <div class="sheet">{url && <img src={url} alt={name} onError={failed} />}</div>;
+  return <div class={dark ? "sheet dark" : "sheet"}>{url && <img src={url} alt={name} onError={failed} />}</div>;
 }
 
 function Diagram({ text, fail }: Props): VNode {
   const [svg, setSvg] = useState<string | null>(null);
+  const dark = isDark();
   useEffect(() => {
     let wanted = true;
-    drawDiagram(text).then(
+    drawDiagram(text, dark).then(
       (drawn) => wanted && setSvg(drawn),
       (error: Error) => wanted && fail(t("The diagram cannot be drawn. {message}", { message: error.message })),
     );
     return () => void (wanted = false);
-  }, [text]);
-  return svg === null ? <p class="sheet hint">{t("Drawing the diagram…")}</p> : <Drawing text={svg} name={t("Diagram")} fail={fail} />;
+  }, [text, dark]);
+  return svg === null ? <p class="sheet hint">{t("Drawing the diagram…")}</p> : <Drawing text={svg} name={t("Diagram")} dark={dark} fail={fail} />;
 }
 
 /** A page in a sandboxed frame. */

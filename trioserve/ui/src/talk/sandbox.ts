@@ -24,18 +24,18 @@ let before: Promise<unknown> = Promise.resolve();
 let lastId = 0;
 
 /** Draw a diagram as SVG, one after the other. An Error for people says why it cannot be drawn. */
-export function drawDiagram(text: string): Promise<string> {
-  const drawn = before.then(() => drawNow(text));
+export function drawDiagram(text: string, isDark: boolean): Promise<string> {
+  const drawn = before.then(() => drawNow(text, isDark));
   before = drawn.catch(() => undefined);
   return drawn;
 }
 
-async function drawNow(text: string): Promise<string> {
+async function drawNow(text: string, isDark: boolean): Promise<string> {
   let frame: HTMLIFrameElement | undefined;
   try {
     frame = await (drawing ??= beginDrawing());
     const id = ++lastId;
-    frame.contentWindow?.postMessage({ id, text }, "*");
+    frame.contentWindow?.postMessage({ id, text, isDark }, "*");
     const { svg, error } = (await answerOf(frame, (data) => (data as Drawn).id === id)) as Drawn;
     if (svg) return svg;
     throw new DiagramError(error || t("It is empty."));
