@@ -112,6 +112,7 @@ def test_two_models_answer_beside_each_other(
 ) -> None:
     with loop.open(routed({name: script.backend(name) for name in ("one", "two")})) as router:
         chat = ChatPage(visitor.visit(router.url))
+        expect(chat.button("Model:")).to_be_visible()
         script.answer = "From the first."
         chat.ask("Who?")
         script.answer = "From the second."

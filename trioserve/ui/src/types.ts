@@ -170,7 +170,7 @@ export interface Settings {
   mcp: McpEntry[];
   /** Whether the model writes the titles of chats. */
   titles: boolean;
-  /** Whether the browser may write what is said, wherever it does that. */
+  /** Whether a button takes dictation, which the browser may have its maker do. */
   dictation: boolean;
 }
 

@@ -13,11 +13,15 @@ import { openChat } from "./shown";
  */
 export const chosenModel: ReadonlySignal<string> = computed(() => modelOf(openChat.value?.chat));
 
+/** What chats get that choose none: it stays, also when it is unloaded. */
+let byDefault = "";
+
 /** The same of another chat. */
 export function modelOf(chat: Chat | undefined): string {
-  const wanted = chat?.model || settings.value.model;
   const all = models.value;
-  const isThere = all.some(({ id, aliases }) => id === wanted || aliases.includes(wanted));
-  if (wanted && (isThere || all.length === 0)) return wanted;
-  return (all.find(({ status }) => status === "loaded") ?? all[0])?.id ?? "";
+  const wanted = chat?.model || settings.value.model;
+  const isThere = (name: string) => all.some(({ id, aliases }) => id === name || aliases.includes(name));
+  if (wanted && (isThere(wanted) || all.length === 0)) return wanted;
+  if (!isThere(byDefault)) byDefault = (all.find(({ status }) => status === "loaded") ?? all[0])?.id ?? "";
+  return byDefault;
 }

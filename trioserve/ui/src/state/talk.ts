@@ -190,7 +190,9 @@ async function answer({ chat, tree }: Place, parent: string | null, added: Messa
   };
   const isFirst = chat.title === "";
   const titled = isFirst ? { title: titleFrom(added[0]), untitled: true } : {};
-  const how = { ...titled, leaf: unwritten.id, updatedAt: now };
+  // The chat keeps its model, whichever are loaded later.
+  const chosen = chat.model === "" && isFirst ? { model } : {};
+  const how = { ...titled, ...chosen, leaf: unwritten.id, updatedAt: now };
   const path = [...pathTo(tree, added[0] ? added[0].parent : parent), ...added];
   // What is written of the answer gets to the database after this, and so finds the message there.
   const isKept = change(chat.id, how, [...added, unwritten]);
