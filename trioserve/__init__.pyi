@@ -90,6 +90,9 @@ from .errors import (
     UnknownToolCallError as UnknownToolCallError,
     UnknownToolError as UnknownToolError,
     UnsupportedFieldError as UnsupportedFieldError,
+    UpstreamError as UpstreamError,
+    UpstreamTimeoutError as UpstreamTimeoutError,
+    UpstreamUnavailableError as UpstreamUnavailableError,
 )
 from .remote.server import (
     AnyServer as AnyServer,

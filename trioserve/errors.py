@@ -428,6 +428,23 @@ class ProxyTimeoutError(ProxyError):
     type = "timeout_error"
 
 
+# -- a model of another server, behind this one
+
+
+class UpstreamError(TrioServeError):
+    """The server behind this one that has the model fails, or answers nonsense."""
+
+    status = 502
+    code = "upstream_failed"
+
+
+class UpstreamTimeoutError(UpstreamError):
+    """The server that has the model was silent for too long."""
+
+    status = 504
+    type = "timeout_error"
+
+
 # -- a server that cannot answer now: status 503
 
 
@@ -501,6 +518,12 @@ class ModelProcessError(UnavailableError):
         self, message: str = "The process of the model ended before it had answered."
     ) -> None:
         super().__init__(message)
+
+
+class UpstreamUnavailableError(UnavailableError):
+    """The server behind this one that has the model cannot be reached, or takes no requests."""
+
+    code = "upstream_unavailable"
 
 
 class ServerSleepingError(UnavailableError):

@@ -22,6 +22,7 @@ from trioserve.errors import InvalidRequestError, ModelNotLoadedError, TrioServe
 from trioserve.model_process.connection import Known
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.models.catalog.catalog import find_exact, find_named
+from trioserve.models.catalog.upstreams import Upstream
 from trioserve.router.child import ModelChild
 from trioserve.router.fleet import Fleet
 from trioserve.router.states import FleetEvent, ModelState, QueueStatus, Status
@@ -37,6 +38,11 @@ def entry(name: str, **fields: object) -> ModelEntry:
 class FakeCatalog:
     entries: Mapping[str, ModelEntry]
     environment: Mapping[str, str] = attrs.field(factory=dict)
+    upstreams: Mapping[str, Upstream] = attrs.field(factory=dict)
+
+    def offer(self, entries: Mapping[str, ModelEntry]) -> None:
+        here = {name: one for name, one in self.entries.items() if one.upstream is None}
+        self.entries = {**here, **entries}
 
     def find(self, name: str | None, default: ModelEntry | None = None) -> ModelEntry:
         answers = None if default is None else default.name
@@ -176,6 +182,7 @@ async def routed(
     *,
     child: Mapping[str, object] | None = None,
     silent: Container[str] = (),
+    upstreams: Mapping[str, Upstream] | None = None,
     **config: object,
 ) -> AsyncIterator[Routed]:
     """Serve a router.
@@ -185,10 +192,12 @@ async def routed(
             default is one scripted model.
         child: the configuration of the processes.
         silent: models whose processes do not answer.
+        upstreams: other servers.
         config: the configuration of the router.
     """
     backends = {"one": ScriptedBackend()} if backends is None else backends
-    fleet = FakeFleet(FakeCatalog({name: entry(name) for name in backends}))
+    catalog = FakeCatalog({name: entry(name) for name in backends}, upstreams=upstreams or {})
+    fleet = FakeFleet(catalog)
 
     async def start(
         name: str, backend: ScriptedBackend, *, silent: bool = False

@@ -62,13 +62,13 @@ class Props(msgspec.Struct):
     is_toy: bool = False
 
 
-def client_of(address: Address, **options: int) -> AbstractAsyncContextManager[ServerClient]:
-    """Give a client of the server at an address; see `connected_to` for the options."""
+def client_of(address: Address, n_kept: int = 4) -> AbstractAsyncContextManager[ServerClient]:
+    """Give a client of the server at an address; see `connected_to`."""
     return connected_to(
         address.url,
         socket_path=address.socket_path,
         api_key=address.api_key,
-        **options,
+        n_kept=n_kept,
     )
 
 

@@ -6,8 +6,15 @@ What a server writes is read here and nowhere else: JSON, streams of events, and
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+)
+from functools import partial
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import attrs
@@ -60,6 +67,14 @@ _TIMEOUTS = {"connect": 10.0, "write": 30.0, "read": None, "pool": None}
 _ATTACHMENTS: Mapping[MediaKind, type[Attachment]] = {
     "image": Image, "audio": Audio, "video": Video,
 }  # fmt: skip
+
+
+class LostServerError(UnavailableError):
+    """A server cannot be reached, or its connection is lost."""
+
+
+class SilentServerError(LostServerError):
+    """It sends nothing for longer than it may."""
 
 
 class ServerAnswer(Protocol):
@@ -115,6 +130,7 @@ class ServerClient:
         write: Callable[[Mapping[str, Any]], tuple[bytes, bytes]] | None = None,
         *,
         any_status: bool = False,
+        headers: Headers = (),
     ) -> AsyncIterator[ServerAnswer]:
         """Send a request; gives the answer, whose status is 200.
 
@@ -123,14 +139,15 @@ class ServerClient:
             body: what is posted; without, this is a GET.
             write: encodes the body, in a thread; returns its type and bytes. The default is JSON.
             any_status: give an answer with another status, too.
+            headers: that are sent, too.
 
         Raises:
             TrioServeError: the server cannot be reached, or answers with an error.
         """
-        request = Request("GET", path)
+        request = Request("GET", path, headers)
         if body is not None:
             kind, data = await trio.to_thread.run_sync(write or write_json, body)
-            request = Request("POST", path, ((b"content-type", kind),), data)
+            request = Request("POST", path, ((b"content-type", kind), *headers), data)
         async with self._send(request) as answer:
             if answer.status != 200 and not any_status:
                 data = await receive_all(answer, _MAX_ERROR, self.name)
@@ -173,7 +190,7 @@ class ServerEvents(Generic[T]):
         self.name = name
         self._answer = answer
         self._form = form
-        self._lines = Lines(_MAX_EVENT)
+        self._events = RawEvents(_MAX_EVENT)
         self._has_begun = False
 
     def __aiter__(self) -> AsyncIterator[T]:
@@ -186,7 +203,7 @@ class ServerEvents(Generic[T]):
                 if not self._has_begun:
                     raise UnavailableError(f"{self.name} sends no events.")
                 raise StopAsyncIteration
-            self._lines.feed(data)
+            self._events.feed(data)
         self._has_begun = True
         if event.startswith(b'{"error"'):
             raise error_in(event, 200, self.name)
@@ -195,12 +212,51 @@ class ServerEvents(Generic[T]):
     def _take(self) -> bytes | None:
         """The next event that has been received whole, or None."""
         try:
-            while (line := self._lines.take()) is not None:
-                if line.startswith(b"data:") and (event := line[5:].strip()).startswith(b"{"):
+            while (lines := self._events.take()) is not None:
+                if (event := data_of(lines)).startswith(b"{"):
                     return event
         except LineTooLongError:
             raise UnavailableError(f"{self.name} sends an event that is too long.") from None
         return None
+
+
+class RawEvents:
+    """Finds events in a stream, each as its lines, without comments. It reads nothing itself.
+
+    Args:
+        max_bytes: of an event.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._lines = Lines(max_bytes)
+        self._max_bytes = max_bytes
+        self._event: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> Iterator[list[bytes]]:
+        """Take more bytes; gives the events that are complete, as `take` does."""
+        self._lines.feed(data)
+        return iter(self.take, None)
+
+    def take(self) -> list[bytes] | None:
+        """The next event; None: no other is complete. Raises LineTooLongError."""
+        while (line := self._lines.take()) is not None:
+            line = line.rstrip(b"\r")
+            self._size += len(line)
+            if self._size > self._max_bytes:
+                raise LineTooLongError
+            if line and not line.startswith(b":"):
+                self._event.append(line)
+            elif not line:
+                event, self._event, self._size = self._event, [], 0
+                if event:
+                    return event
+        return None
+
+
+def data_of(event: Sequence[bytes]) -> bytes:
+    """The data in the lines of an event."""
+    return b"\n".join(line[5:].strip() for line in event if line.startswith(b"data:"))
 
 
 async def receive_all(answer: ServerAnswer, most: int = _MAX_ANSWER, name: str = _UNNAMED) -> bytes:
@@ -278,26 +334,55 @@ def _encode_one(value: object) -> Any:
     raise UnsupportedFieldError(f"A {type(value).__name__} cannot be sent to another server.")
 
 
+@contextmanager
+def _translated(url: str, place: str, hint: str) -> Iterator[None]:
+    """Raise an UnavailableError for one of the connection."""
+    try:
+        yield
+    except (
+        httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.UnsupportedProtocol,
+    ) as error:  # fmt: skip
+        reason = str(error).rstrip(".") or "the time is over"
+        raise LostServerError(f"No server answers at {place}: {reason}.{hint}") from error
+    except httpcore2.ReadTimeout as error:
+        raise SilentServerError(f"The server at {place} is silent for too long.") from error
+    except (
+        httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
+    ) as error:  # fmt: skip
+        raise LostServerError(f"The connection to {url} is lost.") from error
+
+
 @asynccontextmanager
 async def connected_to(
     url: str,
     *,
     socket_path: str | None = None,
     api_key: str | None = None,
+    headers: Headers = (),
+    timeouts: Mapping[str, float | None] = _TIMEOUTS,
+    hint: str = " Start one with `trioserve serve`, or name another address.",
     n_kept: int = 4,
 ) -> AsyncIterator[ServerClient]:
     """Give a client of a server that runs. Leaving the block closes the connections to it.
+
+    TLS is verified, and no redirect is followed.
 
     Args:
         url: its address.
         socket_path: the Unix socket that it listens on, if it does.
         api_key: of it, if it has any.
+        headers: that go with each request.
+        timeouts: in seconds, by what they are for, in place of the usual ones.
+        hint: what to do if it cannot be reached.
         n_kept: connections that stay open for the next requests.
     """
     certificates, base, place = None, url.rstrip("/"), socket_path or url
     if url.startswith("https:"):  # reading them takes a while
         certificates = await trio.to_thread.run_sync(httpcore2.default_ssl_context)
-    headers = [] if api_key is None else [(b"authorization", f"Bearer {api_key}".encode())]
+    own = list(headers)
+    if api_key is not None:
+        own.append((b"authorization", f"Bearer {api_key}".encode()))
+    translated = partial(_translated, url, place, hint)
     async with httpcore2.AsyncConnectionPool(
         ssl_context=certificates,
         uds=socket_path,
@@ -308,43 +393,34 @@ async def connected_to(
 
         @asynccontextmanager
         async def send(request: Request) -> AsyncIterator[ServerAnswer]:
-            try:
+            with translated():
                 async with (
                     pool.stream(
                         request.method,
                         base + request.target,
-                        headers=[*request.headers, *headers],
+                        headers=[*request.headers, *own],
                         content=request.body or None,
-                        extensions={"timeout": _TIMEOUTS},
+                        extensions={"timeout": {**_TIMEOUTS, **timeouts}},
                     ) as response,
                     aclosing(response.aiter_stream()) as body,
                 ):
-                    yield _Received(response.status, response.headers, body)
-            except (
-                httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.UnsupportedProtocol,
-            ) as error:  # fmt: skip
-                raise UnavailableError(
-                    f"No server answers at {place}: {str(error).rstrip('.')}. Start "
-                    "one with `trioserve serve`, or name another address."
-                ) from error
-            except (
-                httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
-            ) as error:  # fmt: skip
-                raise UnavailableError(f"The connection to {url} is lost.") from error
+                    yield _Received(response.status, response.headers, body, translated)
 
         yield ServerClient(send, f"The server at {place}")
 
 
+@attrs.define
 class _Received:
     """See `ServerAnswer`."""
 
-    def __init__(self, status: int, headers: Headers, body: AsyncIterator[bytes]) -> None:
-        self.status = status
-        self._headers = headers
-        self._body = body
+    status: int
+    _headers: Headers
+    _body: AsyncIterator[bytes]
+    _translated: Callable[[], AbstractContextManager[None]]
 
     def header(self, name: bytes) -> bytes:
         return next((value for each, value in self._headers if each.lower() == name), b"")
 
     async def receive(self) -> bytes:
-        return await anext(self._body, b"")
+        with self._translated():
+            return await anext(self._body, b"")

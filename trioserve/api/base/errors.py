@@ -14,12 +14,9 @@ from trioserve.api.base.vendors import ErrorShape, vendor_of
 from trioserve.concurrency import has_no_thread
 from trioserve.errors import (
     ContextLengthExceededError,
-    MemoryFullError,
-    ModelFailedError,
     RequestEndedError,
     ToolError,
     ToolRuntimeError,
-    TooManyRequestsError,
     TrioServeError,
     UnavailableError,
 )
@@ -107,6 +104,6 @@ def reply(error: Exception, path: str) -> Json:
 
 def headers_of(error: TrioServeError) -> dict[str, str]:
     """The headers for an error: ``Retry-After``, if the time is known."""
-    if isinstance(error, TooManyRequestsError | MemoryFullError | ModelFailedError):
-        return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
-    return {}
+    if error.retry_after is None:
+        return {}
+    return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}

@@ -27,6 +27,7 @@ _SOURCES: Mapping[Source, str] = {
     Source.CACHE: "cache",
     Source.DIRECTORY: "models_dir",
     Source.PRESET: "preset",
+    Source.UPSTREAM: "upstream",
 }
 
 

@@ -14,7 +14,7 @@ from prometheus_client import Metric
 from trioserve.errors import TrioServeError
 from trioserve.model_process.connection import Line, ask
 from trioserve.router.fleet import Fleet
-from trioserve.router.states import Status
+from trioserve.router.states import ModelState, Status
 from trioserve.server.observers.metrics import gauge, prometheus_text, total
 from trioserve.server.observers.observer import Event, ToolRecord
 
@@ -38,16 +38,15 @@ class RouterMetrics:
         if isinstance(event, ToolRecord):
             self._tool_calls[event.tool, event.outcome] += 1
 
-    def render(self, fleet: Fleet) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return prometheus_text(self._families(fleet))
+    def render(self, states: Mapping[str, ModelState]) -> bytes:
+        """Return all metrics, and those of models, in Prometheus' text format."""
+        return prometheus_text(self._families(states))
 
-    def _families(self, fleet: Fleet) -> Iterator[Metric]:
+    def _families(self, states: Mapping[str, ModelState]) -> Iterator[Metric]:
         text = "Requests that a model has answered, or could not"
         yield total("router_requests", text, self._answered, "model", "status")
         text = "Calls of the router's own tools"
         yield total("router_tool_calls", text, self._tool_calls, "tool", "outcome")
-        states = {name: fleet.state(name) for name in fleet.catalog.entries}
         by_status = Count(state.value for state in states.values())
         models = {(status.value,): by_status[status] for status in Status}
         yield gauge("router_models", "Models, by what they do", models, "status")

@@ -15,6 +15,7 @@ from trio_util import AsyncValue
 
 from trioserve.api import metrics
 from trioserve.api.base import reply
+from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.described import of_server, properties_of, properties_of_many
 from trioserve.api.base.models import Card, Details, Loaded
@@ -23,15 +24,17 @@ from trioserve.api.base.routes import Responder, Route
 from trioserve.api.router import files
 from trioserve.api.router.lender import Lender
 from trioserve.api.router.metrics import RouterMetrics, joined, of_models
+from trioserve.api.router.upstreams import Upstreams, not_there
 from trioserve.api.router.waiting import may_load, patient
 from trioserve.concurrency import Feed, alongside, deadline_scope
 from trioserve.config import Config
+from trioserve.errors import InvalidRequestError
 from trioserve.model_process.server import ChildServer
 from trioserve.models.catalog import ModelEntry, find_for
 from trioserve.router.child import ModelChild
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
-from trioserve.router.states import FleetEvent
+from trioserve.router.states import FleetEvent, ModelState
 from trioserve.server.model import LoadedModel
 from trioserve.server.model_server import ModelServer
 from trioserve.server.observers.observer import RequestLog
@@ -66,6 +69,7 @@ class RouterService(Lender):
         self._open_fleet = open_fleet
         self._fleet: Fleet | None = None
         self._downloads: Downloads | None = None
+        self._upstreams: Upstreams | None = None
         self._files = files.Files()
 
     @property
@@ -89,6 +93,8 @@ class RouterService(Lender):
             TrioServeError: as `Fleet.use`, and as `find`.
         """
         entry = self.find(name or caller.model, caller, answers=True)
+        if entry.upstream is not None:
+            raise not_there(entry, caller.path)
         if (known := caller.servers.get(entry.name)) is not None:
             return known
         if caller.method == "POST":
@@ -100,6 +106,30 @@ class RouterService(Lender):
         server = self._server_of(child)
         caller.servers[entry.name] = server
         return server
+
+    def passing_on(self, entry: ModelEntry, route: Route) -> Responder:
+        """Make the function that passes requests on to the upstream of a model."""
+
+        async def answer(
+            incoming: Incoming, caller: Caller, values: Mapping[str, str], **more: Any
+        ) -> Reply:
+            self.usage.check(caller.key)
+            caller.enter(self.lent())
+            return await self.upstreams.answer(entry, route, incoming, caller)
+
+        return answer
+
+    @property
+    def upstreams(self) -> Upstreams:
+        """The other servers. Raises as `fleet`."""
+        self.gate.check()
+        return self._there(self._upstreams)
+
+    def state(self, entry: ModelEntry) -> ModelState:
+        """The state of a model, here or at its upstream. Raises as `fleet`."""
+        if entry.upstream is None:
+            return self.fleet.state(entry.name)
+        return self.upstreams.state(entry)
 
     def _server_of(self, child: ModelChild) -> ChildServer:
         assert child.config is not None
@@ -141,8 +171,9 @@ class RouterService(Lender):
         fleet = self.fleet
         if reload:
             await fleet.reload()
-        entries = fleet.catalog.entries
-        modalities = await self._files.modalities(entries.values())
+            await self.upstreams.reload()
+        here = (one for one in fleet.catalog.entries.values() if one.upstream is None)
+        modalities = await self._files.modalities(here)
         listed = [
             self._described(one, modalities.get(one.name, Modalities()))
             for one in self._visible(caller)
@@ -159,14 +190,14 @@ class RouterService(Lender):
     async def describe(self, name: str, caller: Caller) -> dict[str, Any]:
         """Describe a model by its state and its files."""
         entry = self.find(name, caller)
-        modalities = (await self._files.modalities([entry]))[entry.name]
-        return self._described(entry, modalities)
+        found = await self._files.modalities([entry] if entry.upstream is None else [])
+        return self._described(entry, found.get(entry.name, Modalities()))
 
     def _described(self, entry: ModelEntry, modalities: Modalities) -> dict[str, Any]:
         child = self.fleet.child(entry.name)
         known = child is not None and child.line.known.model is not None
         info = msgspec.to_builtins(of_server(self._server_of(child))) if child and known else {}
-        return files.described(entry, self.fleet.state(entry.name), modalities, info)
+        return files.described(entry, self.state(entry), modalities, info)
 
     async def cards(self, caller: Caller) -> Sequence[Card]:
         """Describe the models whose files are here."""
@@ -212,9 +243,12 @@ class RouterService(Lender):
             text = await self._measured(name, query, caller, as_json=False)
         else:
             metrics.check(self.config)
-            own = self.counted.render(self.fleet) + await metrics.render(self, caller)
+            own = self.counted.render(self._states()) + await metrics.render(self, caller)
             text = joined(own, await of_models(self.fleet, _PATIENCE, ModelServer.written_metrics))
         return Data(body=text.encode(), content_type=metrics.CONTENT_TYPE)
+
+    def _states(self) -> dict[str, ModelState]:
+        return {name: self.state(one) for name, one in self.fleet.catalog.entries.items()}
 
     async def snapshot(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Write those of the models as one JSON object."""
@@ -236,12 +270,23 @@ class RouterService(Lender):
 
     async def load(self, name: str, caller: Caller) -> None:
         """Begin to load a model."""
-        await self.fleet.load(self.find(name, caller))
+        await self.fleet.load(self._here(name, caller))
 
     async def unload(self, name: str, caller: Caller) -> None:
         """Begin to unload a model, or cancel its download."""
         if not (caller.may_use(name) and self.downloads.cancel(name)):
-            await self.fleet.unload(self.find(name, caller, exact=True))
+            await self.fleet.unload(self._here(name, caller, exact=True))
+
+    def _here(self, name: str, caller: Caller, *, exact: bool = False) -> ModelEntry:
+        """Find a model that runs here. Raises InvalidRequestError: it is another server's."""
+        entry = self.find(name, caller, exact=exact)
+        if entry.upstream is not None:
+            raise InvalidRequestError(
+                f"The model {entry.name!r} is at the upstream {entry.upstream.name!r}, which loads "
+                "and unloads it.",
+                param="model",
+            )
+        return entry
 
     async def download(self, name: str, caller: Caller, *, again: bool = False) -> str:
         """Begin to download a model."""
@@ -261,20 +306,25 @@ class RouterService(Lender):
             self._storing() as store,
             open_registry(self.config) as tools,
             self._open_fleet() as fleet,
+            self._open_upstreams(fleet) as upstreams,
             alongside(self._own_memory.keep_trim),
             self._outliving(store, self.config),
         ):
             await tools.listed()
-            self._fleet, self._tools = fleet, tools
+            self._fleet, self._tools, self._upstreams = fleet, tools, upstreams
             fleet.on_usage = self.usage.add_told
             config = self.config
             self._downloads = Downloads(fleet, token=config.hf_token, limit=config.models_downloads)
             self._began(task_status, tools)
             await trio.sleep_forever()
 
+    def _open_upstreams(self, fleet: Fleet) -> AbstractAsyncContextManager[Upstreams]:
+        observers = (*self.observers, self.usage)
+        return Upstreams(fleet.catalog, self.config, self.keys, observers)
+
     def _forget(self) -> None:
         super()._forget()
-        self._fleet = None
+        self._fleet = self._upstreams = None
 
     async def drain(self) -> None:
         """Take nothing new, and let the models finish what runs, within the `drain_timeout`."""
@@ -283,6 +333,9 @@ class RouterService(Lender):
         self.tool_calls.gate.refuse()
         if self._fleet is not None:
             await self._fleet.drain()
+        if self._upstreams is not None:
+            with trio.CancelScope(deadline=deadline):
+                await self._upstreams.until_idle()
         await self.tool_calls.drain(deadline)
         with trio.move_on_after(_FAREWELL):
             await self.n_lent.wait_value(0)

@@ -50,7 +50,6 @@ def patient(router: RouterService, route: Route, answer: Responder) -> Responder
         caller.may_load = may_load(router.config.models_autoload, incoming.query, caller)
         fields = await fields_of(route, incoming)
         caller.wait_until = _deadline(fields, caller)
-        work = partial(answer, incoming, caller, values, **more)
         name = caller.model = route.model_in(fields, incoming.query)
         if (nothing := route.waiting.answer(fields)) is not None:  # it is about unloading
             caller.check_manages("unloading the model")
@@ -59,12 +58,13 @@ def patient(router: RouterService, route: Route, answer: Responder) -> Responder
                 return json(nothing)
         else:
             entry = router.find(name, caller, answers=True)
+        answers = answer if entry.upstream is None else router.passing_on(entry, route)
+        work = partial(answers, incoming, values=values, **more)
         streams = route.asks_for_stream(fields)
         try:
             if router.fleet.is_ready(entry) or not streams:
-                reply = await work()
+                reply = await work(caller=caller)
             else:
-                work = partial(answer, incoming, values=values, **more)
                 late = _Late(route, fields, router.config.sse_ping_interval)
                 reply = await late.reply(caller, work)
         except TrioServeError as error:

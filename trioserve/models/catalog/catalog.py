@@ -23,7 +23,15 @@ from trioserve.errors import (
 from trioserve.left_out import answer_another
 from trioserve.models import BUNDLED, BUNDLED_NAME, BUNDLED_PROJECTOR, hub_reference
 from trioserve.models.catalog.files import ModelFiles, Source, models_in
-from trioserve.models.catalog.presets import Preset, Shared, of_all, read_presets, without
+from trioserve.models.catalog.presets import (
+    Preset,
+    Shared,
+    of_all,
+    read_presets,
+    read_upstreams,
+    without,
+)
+from trioserve.models.catalog.upstreams import Upstream
 from trioserve.models.gguf import parts_of, total_size
 from trioserve.models.hub import HubReference, cached_models, find
 from trioserve.models.hub.reference import PREFERRED
@@ -46,6 +54,8 @@ class ModelEntry:
         hidden: left out of lists, because another entry has the same file.
         load_on_startup: loaded before the first request.
         stop_timeout: seconds that it has to end.
+        upstream: the server that has it; None: it runs here.
+        remote_name: its name there.
     """
 
     name: str
@@ -60,6 +70,8 @@ class ModelEntry:
     hidden: bool = False
     load_on_startup: bool = False
     stop_timeout: float = 10.0
+    upstream: Upstream | None = None
+    remote_name: str = ""
 
     @property
     def has_adapters(self) -> bool:
@@ -243,18 +255,30 @@ class Catalog:
         self._default = default = config.models_default
         self._shared = of_all(own_args, environ)
         #: The environment of the models' processes.
-        self.environment = self._shared.environment
+        self.environment = dict(self._shared.environment)
         self._reloading = threading.Lock()
+        self._environ = environ
+        #: Other servers, by name.
+        self.upstreams: Mapping[str, Upstream] = {}
+        self._offered: dict[str, ModelEntry] = {}
         self._entries = self._read()
-        if default is not None and all(
-            default not in (one.name, *one.aliases) for one in self._entries.values()
+        for one in self.upstreams.values():
+            self.environment.pop(one.key_env, None)
+        if (
+            default is not None
+            and not self.upstreams
+            and all(default not in (one.name, *one.aliases) for one in self._entries.values())
         ):
             raise ConfigError(f"models_default: there is no model {default!r}")
 
     @property
     def entries(self) -> Mapping[str, ModelEntry]:
-        """The models by name, in the order of their names, the bundled one last."""
-        return MappingProxyType(self._entries)
+        """The models by name: those of upstreams, the others in order, and the bundled one."""
+        return MappingProxyType(self._offered | self._entries)
+
+    def offer(self, entries: Mapping[str, ModelEntry]) -> None:
+        """Offer models of upstreams, in place of those before. One that is here comes first."""
+        self._offered = dict(entries)
 
     def find(self, name: str | None, default: ModelEntry | None = None) -> ModelEntry:
         """Find the model that a request names; see `find_named`. `default` is for unknown names.
@@ -264,7 +288,7 @@ class Catalog:
             AmbiguousModelError: the name may mean several.
         """
         answers = self._default or (None if default is None else default.name)
-        return find_named(self._entries, name, self._config.models_match, answers)
+        return find_named(self.entries, name, self._config.models_match, answers)
 
     def exact(self, name: str) -> ModelEntry:
         """Find the model of exactly this name or alias: for what deletes or unloads it.
@@ -272,7 +296,7 @@ class Catalog:
         Raises:
             UnknownModelError: there is no such model.
         """
-        return find_exact(self._entries, name)
+        return find_exact(self.entries, name)
 
     def reload(self) -> CatalogChanges:
         """Look again at everything; returns what is different. Blocks.
@@ -301,7 +325,8 @@ class Catalog:
         everywhere = Preset()
         sections: Mapping[str, Preset] = {}
         if self._config.models_preset is not None:
-            everywhere, sections = read_presets(Path(self._config.models_preset))
+            everywhere, sections = read_presets(path := Path(self._config.models_preset))
+            self.upstreams = read_upstreams(path, self._environ)
         builder = _Builder(self._shared, everywhere)
         entries = [
             builder.entry(name, known.get(name), sections.get(name))
@@ -309,7 +334,8 @@ class Catalog:
         ]
         entries.sort(key=lambda one: (one.source is Source.BUNDLED, one.name.casefold()))
         _check_names(entries)
-        if len(entries) == 1 and entries[0].source is Source.BUNDLED:  # there is nothing else
+        is_alone = len(entries) == 1 and not self.upstreams
+        if is_alone and entries[0].source is Source.BUNDLED:  # there is nothing else
             entries = [attrs.evolve(entries[0], load_on_startup=True)]
         return {
             one.name: attrs.evolve(

@@ -29,6 +29,7 @@ class Source(Enum):
     CACHE = "cache"
     DIRECTORY = "directory"
     PRESET = "preset"
+    UPSTREAM = "upstream"
 
 
 @attrs.frozen

@@ -16,6 +16,7 @@ from trioserve.config.flags import BY_NAME, BY_VARIABLE, Flag, switched_off_by
 from trioserve.config.parse import CONFIG_VARIABLE, Options, parse
 from trioserve.config.readers import FALSE_WORDS, TRUE_WORDS
 from trioserve.errors import ConfigError
+from trioserve.models.catalog.upstreams import SECTION, Upstream, read_upstream
 
 _log = logging.getLogger("trioserve.models.catalog")
 
@@ -200,6 +201,33 @@ def read_presets(path: Path) -> tuple[Preset, Mapping[str, Preset]]:
     Raises:
         ConfigError: it cannot be read or parsed; the message names the place.
     """
+    sections = {
+        _canonical(name): _preset(items, f"{path}: [{name}]")
+        for name, items in _sections_of(path).items()
+        if not name.startswith(SECTION)
+    }
+    if sections[_UNNAMED] == Preset():
+        del sections[_UNNAMED]
+    return sections.pop(_ALL, Preset()), sections
+
+
+def read_upstreams(path: Path, environ: Mapping[str, str]) -> dict[str, Upstream]:
+    """Read the upstreams of a file, by name; the variables have their API keys.
+
+    Raises:
+        ConfigError: as `read_presets`, or a key is missing.
+    """
+    return {
+        (short := name.removeprefix(SECTION)): read_upstream(
+            short, items, f"{path}: [{name}]", environ
+        )
+        for name, items in _sections_of(path).items()
+        if name.startswith(SECTION)
+    }
+
+
+def _sections_of(path: Path) -> dict[str, list[tuple[str, str]]]:
+    """Read the keys and values of the sections. Raises ConfigError."""
     text = readers.file(str(path), "models_preset").removeprefix("\ufeff")
     # The names of sections and keys keep their case, the last value of a repeated key counts, and
     # no section is special.
@@ -214,13 +242,7 @@ def read_presets(path: Path) -> tuple[Preset, Mapping[str, Preset]]:
         raise ConfigError(
             f"{path}:{line} is neither a section in brackets nor a key with a value"
         ) from None
-    sections = {
-        _canonical(name): _preset(parser.items(name), f"{path}: [{name}]")
-        for name in parser.sections()
-    }
-    if sections[_UNNAMED] == Preset():
-        del sections[_UNNAMED]
-    return sections.pop(_ALL, Preset()), sections
+    return {name: parser.items(name) for name in parser.sections()}
 
 
 def _canonical(name: str) -> str:
