@@ -17,6 +17,11 @@ def main() -> int:
         signal.signal(signal.SIGTERM, _end)
     # numpy's BLAS would start a thread for each core; nothing here multiplies matrices with it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if sys.argv[1:2] == ["__complete"]:  # a shell waits for it at each press of Tab
+        from trioserve.cli.commands.completions import answer
+
+        answer(sys.argv[2:], os.environ)
+        return 0
     from trioserve.cli.memory import uncollected
 
     with uncollected():

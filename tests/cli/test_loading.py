@@ -25,7 +25,7 @@ def test_progress_on_a_terminal_is_one_line_that_changes() -> None:
     report(0.25)
     report(1.0)
     report.end()
-    assert stream.getvalue() == "\rLoading x.gguf:  25%\rLoading x.gguf: 100%\r\x1b[K"
+    assert stream.getvalue() == "\rLoading x.gguf:  25%\x1b[K\rLoading x.gguf: 100%\x1b[K\r\x1b[K"
 
 
 def test_progress_elsewhere_is_a_log_line_each_quarter() -> None:

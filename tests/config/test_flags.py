@@ -7,7 +7,7 @@ import contextlib
 import attrs
 from hypothesis import given, strategies as st
 
-from trioserve.cli.help import completion_text, help_text
+from trioserve.cli.help import help_text
 from trioserve.config import Config, unsupported
 from trioserve.config.flags import BY_NAME, FLAGS, GROUPS, Flag
 from trioserve.config.parse import parse
@@ -52,9 +52,3 @@ def test_help_has_every_flag() -> None:
             assert f" {flag}" in text
     assert "--config FILE" in text
     assert all(len(line) <= 100 for line in text.splitlines())
-
-
-def test_completion_has_every_flag() -> None:
-    words = completion_text().split("'")[1].split()
-    assert set(words) >= {flag for one in FLAGS for flag in (*one.names, *one.negative)}
-    assert {"--help", "--config"} <= set(words)

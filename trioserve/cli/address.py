@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import attrs
@@ -12,23 +11,6 @@ from trioserve.errors import ConfigError
 from trioserve.whole_numbers import whole_number
 
 _ANYWHERE = ("0.0.0.0", "::")
-
-
-def take_value(flag: str, words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Remove a flag from the arguments of a command; returns its value, and the other arguments.
-
-    Raises:
-        ConfigError: the value is missing.
-    """
-    for i, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == flag and equals:
-            return value, [*words[:i], *words[i + 1 :]]
-        if word == flag:
-            if i + 1 == len(words):
-                raise ConfigError(f"{flag} needs a value")
-            return words[i + 1], [*words[:i], *words[i + 2 :]]
-    return None, list(words)
 
 
 def place_of(value: str) -> tuple[str, int]:
@@ -77,7 +59,8 @@ class Address:
             raise ConfigError(
                 f"--url must be an address such as http://127.0.0.1:8080, not {url!r}"
             )
-        return cls(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https", key)
+        path = parts.path.rstrip("/").removesuffix("/v1")  # as clients of OpenAI have it
+        return cls(parts.hostname, port, path, parts.scheme == "https", key)
 
     @property
     def socket_path(self) -> str | None:

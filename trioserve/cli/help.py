@@ -9,9 +9,11 @@ import textwrap
 from importlib.metadata import version
 
 from trioserve._version import __version__
-from trioserve.cli.commands import COMMANDS, SERVE, help_of
+from trioserve.cli.commands import ALIASES, COMMANDS, SERVE
+from trioserve.cli.options import Command, Option
+from trioserve.cli.output import BOLD, styled
 from trioserve.config.flags import BY_FIELD, BY_NAME, FLAGS, GROUPS, Flag
-from trioserve.config.parse import ACTIONS, CONFIG_FLAG, CONFIG_VARIABLE
+from trioserve.config.parse import CONFIG_FLAG, CONFIG_VARIABLE
 from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import ConfigError
 
@@ -46,7 +48,7 @@ _TAIL = f"""
   --version                   print the versions and exit
   --list-devices              list the devices that models can run on, and exit
   -cl, --cache-list           list the models in the cache, and exit
-  --completion-bash           print a script for bash that completes flags, and exit
+  --completion-bash           the same as trioserve completions bash
 """
 
 
@@ -73,8 +75,12 @@ def about(topic: str) -> str:
     Raises:
         ConfigError: there is nothing of this name.
     """
-    if topic in COMMANDS:
-        return first_page() if topic == SERVE else help_of(topic)
+    name, _, action = topic.partition(" ")
+    name = ALIASES.get(name, name)
+    if name == SERVE:
+        return first_page()
+    if name in COMMANDS and (not action or action in COMMANDS[name].actions):
+        return help_of(f"{name} {action}".rstrip())
     if (flag := BY_NAME.get(topic)) is not None:
         return _entry(flag, _width()) + "\n"
     groups = {group.casefold(): group for group in GROUPS}
@@ -89,7 +95,7 @@ def _width() -> int:
 
 
 def _commands(width: int) -> str:
-    lines = [_columns(f"  {name}", one.help, width) + "\n" for name, one in COMMANDS.items()]
+    lines = [columns(f"  {name}", one.help, width) + "\n" for name, one in COMMANDS.items()]
     return "".join([_HEAD, _COMMANDS_HEAD, *lines])
 
 
@@ -123,7 +129,7 @@ def _short(name: str, width: int) -> str:
     names = ", ".join(dict.fromkeys((flag.names[0], flag.names[-1])))
     value = value_name(flag) if flag.choices is None else "TEXT"
     text = re.split("[;:]", flag.help)[0]
-    return _columns(f"  {names} {value}".rstrip(), text, width) + "\n"
+    return columns(f"  {names} {value}".rstrip(), text, width) + "\n"
 
 
 def _entry(flag: Flag, width: int) -> str:
@@ -137,16 +143,49 @@ def _entry(flag: Flag, width: int) -> str:
     if flag.variable:
         notes.append(flag.variable)
     text = flag.help + (f" ({'; '.join(notes)})" if notes else "")
-    return _columns(left, text, width)
+    return columns(left, text, width)
 
 
-def _columns(left: str, text: str, width: int) -> str:
+def folded(text: str, indent: int) -> str:
+    """Fold a text to the width of the terminal; lines after the first are indented."""
+    return textwrap.fill(text, _width(), subsequent_indent=" " * indent, break_on_hyphens=False)
+
+
+def columns(left: str, text: str, width: int = 0) -> str:
     """Put a description beside a flag, or below it if the flag is long."""
+    width = width or _width()
     lines = textwrap.wrap(text, max(width - _COLUMN, 20), break_long_words=False)
     if len(left) + 2 <= _COLUMN:
         lines[0] = left.ljust(_COLUMN) + lines[0]
         return ("\n" + " " * _COLUMN).join(lines)
     return ("\n" + " " * _COLUMN).join([left, *lines])
+
+
+def help_of(name: str) -> str:
+    """The help of a command, or of an action such as ``keys add``."""
+    first, _, action = name.partition(" ")
+    command = COMMANDS[first].actions[action] if action else COMMANDS[first]
+    usages = [f"{action} {one.usage}" for action, one in command.actions.items()]
+    lines = [folded(f"trioserve {name} {one}".rstrip(), 9) for one in usages or [command.usage]]
+    head = styled("usage: " + "\n       ".join(lines), BOLD)
+    text = f"{head}\n\n{_sentence(command)}{command.details}"
+    for word, one in command.actions.items():
+        text += f"\n{styled(word, BOLD)}: {_sentence(one)}{one.details}{_options(one)}"
+    return text + _options(command, "\n")
+
+
+def _sentence(command: Command) -> str:
+    return f"{command.help[0].upper()}{command.help[1:]}.\n"
+
+
+def _options(command: Command, before: str = "") -> str:
+    lines = [columns(f"  {spec_of(one)}", one.help) + "\n" for one in command.options]
+    return before + "".join(lines) if lines else ""
+
+
+def spec_of(option: Option) -> str:
+    """The names of an option and of its value, as help has them."""
+    return f"{', '.join(option.names)} {option.value}".rstrip()
 
 
 def version_text() -> str:
@@ -176,9 +215,3 @@ def devices_text() -> str:
     from trioserve.llama import devices
 
     return "".join(f"{one.name}: {one.description}\n" for one in devices.devices())
-
-
-def completion_text() -> str:
-    """A line for bash that completes commands, flags and file names."""
-    words = " ".join([*COMMANDS, *BY_NAME, CONFIG_FLAG, *ACTIONS])
-    return f"complete -o default -W '{words}' trioserve\n"

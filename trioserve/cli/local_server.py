@@ -16,15 +16,19 @@ import msgspec
 import trio
 
 from trioserve.children.launch import Spawner
-from trioserve.children.reports import Downloading, Failed, Loading, Ready, Report
+from trioserve.children.reports import Failed, Loading, Ready, Report
 from trioserve.cli.address import Address
-from trioserve.cli.progress import ProgressReport
+from trioserve.cli.named import with_files
+from trioserve.cli.output import RED, note
+from trioserve.cli.progress import DownloadReport, ProgressReport
 from trioserve.concurrency import alongside, deadline_scope
 from trioserve.config import Config
+from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, ModelLoadError, UnavailableError, UnknownModelError
 from trioserve.models import BUNDLED, BUNDLED_NAME
-from trioserve.models.catalog import Catalog, ModelEntry, Source
+from trioserve.models.catalog import ModelEntry, Source
 from trioserve.models.catalog.catalog import find_named
+from trioserve.models.fetch import fetch
 from trioserve.remote.answers import Count, Model, Models
 from trioserve.remote.client import ServerClient, connected_to
 from trioserve.router.child import HealthCheck, ModelChild
@@ -138,27 +142,6 @@ def named(models: Sequence[Model], name: str) -> str | None:
         return None
 
 
-def with_files(flags: Sequence[str], config: Config, environ: Mapping[str, str]) -> Sequence[str]:
-    """Add the flags of the model of this machine that the flags name as a request would. Blocks.
-
-    What names a file or a model that can be downloaded stays as it is.
-
-    Raises:
-        UnknownModelError: there is no such model, and the name cannot be one of a file.
-        AmbiguousModelError: the name may mean several.
-    """
-    name = config.model
-    if name is None or name.endswith(".gguf") or Path(name).exists():
-        return flags
-    try:
-        entry = find_named(Catalog(config, flags, environ).entries, name, ("case", "part"))
-    except UnknownModelError:
-        if Path(name).name == name:
-            raise
-        return flags
-    return [*flags, *entry.args]
-
-
 @asynccontextmanager
 async def started(
     flags: Sequence[str], config: Config, environ: Mapping[str, str]
@@ -178,7 +161,9 @@ async def started(
     if config.keys_file is not None and not config.api_keys:
         raise ConfigError("keys_file: this command starts a server that would refuse it; give it a "
                           "key with --api-key, too")  # fmt: skip
-    flags = await trio.to_thread.run_sync(with_files, flags, config, environ)
+    flags = await trio.to_thread.run_sync(with_files, flags, environ)
+    with DownloadReport(sys.stderr) as downloads:
+        await fetch(parse(flags, environ).config, downloads)
     address = attrs.evolve(Address.of(None, config), host="127.0.0.1", port=_free_port())
     argv = [*flags, "--host", address.host, "--port", str(address.port)]
     name = config.model_named or "bundled"
@@ -186,7 +171,7 @@ async def started(
     watch = HealthCheck(interval=math.inf)
     child = ModelChild(name, 0, entry=entry, watch=watch)
     decided = trio.Event()
-    with ProgressReport(sys.stderr, n_log_lines=0) as progress:
+    with ProgressReport(sys.stderr) as progress:
 
         def told(report: Report | None) -> None:
             match report:
@@ -194,9 +179,8 @@ async def started(
                     return  # soon it has
                 case Ready() | Failed() | None:
                     decided.set()
-                case Downloading(share) | Loading(share) if not decided.is_set():
-                    line = f"{type(report).__name__} {child.name}: {share:4.0%}"
-                    progress.tell(share, line, report.state)
+                case Loading(share) if not decided.is_set():
+                    progress.tell(f"Loading {child.name}", share)
 
         async with alongside(partial(child.run, Spawner(environ), argv, told)):
             await decided.wait()
@@ -212,7 +196,7 @@ async def started(
 async def _end(child: ModelChild) -> None:
     """End a server and wait for its end, in a shield. Print a line if it had ended before."""
     if child.ended.is_set():
-        print(f"trioserve: {child.last_words()}", file=sys.stderr)
+        note(child.last_words(), RED)
     child.stop(_GRACE)
     with trio.CancelScope(shield=True):
         await child.ended.wait()

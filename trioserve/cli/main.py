@@ -19,10 +19,12 @@ import attrs
 import trio
 
 from trioserve.children.reports import AT, BESIDE, ESTIMATE, MODEL, Estimated, Failed
-from trioserve.cli import commands, forking, help as texts
-from trioserve.cli.commands import cache
+from trioserve.cli import dispatch, forking, help as texts
+from trioserve.cli.commands import COMMANDS, SERVE
 from trioserve.cli.memory import limit_arenas
 from trioserve.cli.model_process import LogSender, serve_parent
+from trioserve.cli.options import arguments
+from trioserve.cli.output import RED, note
 from trioserve.cli.printable import printable
 from trioserve.cli.progress import Reporter, fetch, take_reporter
 from trioserve.cli.secrets import hide_secrets
@@ -41,9 +43,10 @@ _TEXTS: Mapping[str, Callable[[], str]] = {
     "help-all": texts.help_text,
     "version": texts.version_text,
     "list-devices": texts.devices_text,
-    "completion-bash": texts.completion_text,
-    "cache-list": cache.list_text,
 }
+
+#: Flags that are commands, as llama-server has them.
+_COMMANDS = {"completion-bash": ["completions", "bash"], "cache-list": ["list"]}
 
 
 #: Errors of a file that cannot take more.
@@ -111,7 +114,7 @@ def _written(run: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno not in _UNWRITABLE or error.filename is not None:
             raise
-        print(f"trioserve: the output cannot be written: {error.strerror}", file=sys.stderr)
+        note(f"the output cannot be written: {error.strerror}", RED)
     else:
         return code
     # Python writes the rest of the buffer at exit.
@@ -144,14 +147,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[:1] in (["help"], ["version"]):
             words[0] = f"--{words[0]}"
         if words and not words[0].startswith("-"):
-            name = words.pop(0)
-            commands.check(name)
-            if name != commands.SERVE:
-                return _written(partial(commands.run, name, words, os.environ))
+            name, *words = words
+            if dispatch.command_of(name) != SERVE:
+                return _written(partial(dispatch.run, name, words, os.environ))
+            given = arguments(name, COMMANDS[SERVE], words, os.environ)
+            words = [*given.flags, *(("--model", *given.words) if given.words else ())]
         parsed = parse(words, os.environ)
         if (text := _TEXTS.get(parsed.action)) is not None:
             return _written(partial(_print, text))
+        if (command := _COMMANDS.get(parsed.action)) is not None:
+            return _written(partial(dispatch.run, command[0], command[1:], os.environ))
         config = parsed.config
+        if config.model is not None and not (answers_calls or config.model.endswith(".gguf")):
+            from trioserve.cli.named import with_files
+
+            words = [*with_files(words, os.environ)]
+            config = parse(words, os.environ).config
         if status.is_watched:
             config = attrs.evolve(config, log_format="json")  # a program reads it
         log = None if status.parent is None else LogSender(status.parent)
@@ -164,10 +175,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TrioServeError as error:
         message = as_flags(error.message) if isinstance(error, ConfigError) else error.message
         status.tell(Failed.of(message))
-        print(f"trioserve: {message}", file=sys.stderr)
+        note(message, RED)
         return 2
-    for note in parsed.notes:
-        _log.warning(note)
+    for each in parsed.notes:
+        _log.warning(each)
     try:
         if answers_calls and status.parent is not None and log is not None:
             return serve_parent(config, status, status.parent, log, where)

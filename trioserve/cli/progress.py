@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
@@ -22,6 +23,7 @@ from trioserve.cli.systemd import Notifier
 from trioserve.config import Config
 from trioserve.log import get_logger
 from trioserve.models import fetch as fetching
+from trioserve.units import bytes_text, duration_text, rate_text
 
 if TYPE_CHECKING:
     from trioserve.engine import AnyBackend
@@ -79,29 +81,73 @@ def take_reporter(environ: MutableMapping[str, str]) -> Reporter:
     return Reporter(take_parent(environ), systemd=environ.pop("NOTIFY_SOCKET", ""))
 
 
-class ProgressReport:
-    """Reports progress: a line that changes on a terminal, otherwise some log lines.
+_BAR = 20  # characters
+_MAX_NAME = 40
 
-    Clears the terminal's line at the end of its block.
+#: Seconds between two lines where nothing can be overwritten.
+_PLAIN_INTERVAL = 10.0
+
+
+class ProgressReport:
+    """Reports progress: a line that changes on a terminal, and elsewhere lines at intervals.
+
+    Each tells the total, the speed and the time left, as far as they are known. The terminal's line
+    is cleared at the end of the block.
+
+    Args:
+        stream: where the lines go.
+        n_log_lines: write that many lines to the log instead, as a server does.
     """
 
-    def __init__(self, stream: TextIO, *, n_log_lines: int) -> None:
+    def __init__(self, stream: TextIO, *, n_log_lines: int = 0) -> None:
         self._stream = stream
         self._n_log_lines = n_log_lines
         self._n_logged = 0
         self._has_line = False
+        self._began: tuple[float, float] | None = None  # the time, and what was done then
+        self._wrote_at = 0.0
 
-    def tell(self, share: float, line: str, event: str, **fields: object) -> None:
-        """Write `line` on a terminal; elsewhere log `event` when the share has grown."""
+    def tell(
+        self, what: str, done: float, total: float = 1.0, unit: str = "", **fields: object
+    ) -> None:
+        """Report how far it is.
+
+        Args:
+            what: is being done.
+            done: of the total.
+            total: 0 if it is not known.
+            unit: of both, such as "bytes"; without, they are shares.
+            fields: of a line of the log.
+        """
+        now = monotonic()
+        began, n_before = self._began or self._begin(now, done)
+        seconds, n_new = now - began, done - n_before
+        speed = n_new / seconds if seconds > 0 else 0.0
+        line = _line(what, done, total, unit, speed)
         if self._stream.isatty():
             self._has_line = True
-            self._write(f"\r{line}")
-        elif (n := int(share * self._n_log_lines)) > self._n_logged:
+            columns = shutil.get_terminal_size().columns
+            self._write(f"\r{line[: columns - 1]}\x1b[K")
+        elif not self._n_log_lines:
+            if now - self._wrote_at >= _PLAIN_INTERVAL:
+                self._wrote_at = now
+                self._write(f"{line}\n")
+        elif total and (n := int(done / total * self._n_log_lines)) > self._n_logged:
             self._n_logged = n
-            _log.info(event, **fields, percent=n * 100 // self._n_log_lines)
+            percent = n * 100 // self._n_log_lines
+            _log.info(what.partition(" ")[0].lower(), **fields, percent=percent)
+
+    def _begin(self, now: float, done: float) -> tuple[float, float]:
+        self._began, self._wrote_at = (now, done), now
+        return self._began
 
     def end(self) -> None:
-        """Clear the terminal's line."""
+        """Clear the terminal's line. The next report is the first one of another thing."""
+        self._began = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Clear the terminal's line, for another text."""
         if self._has_line:
             self._has_line = False
             self._write("\r\x1b[K")
@@ -118,9 +164,23 @@ class ProgressReport:
         self.end()
 
 
-# -- downloading
+def _line(what: str, done: float, total: float, unit: str, speed: float) -> str:
+    in_bytes = unit == "bytes"
+    parts = [bytes_text(done)] if in_bytes and not total else []
+    if total:
+        share = min(done / total, 1.0)
+        bar = f"[{('#' * int(share * _BAR)).ljust(_BAR)}] " if unit else ""
+        of = bytes_text(total) if in_bytes else f"{total:g} {unit}"
+        counted = f"{done:g} of {of}" if unit and not in_bytes else f"{share:4.0%}"
+        parts = [bar + counted + f" of {of}" * in_bytes]
+    if in_bytes:
+        parts.append(rate_text(speed))
+    if speed > 0 and done < total:
+        parts.append(f"{duration_text((total - done) / speed)} left")
+    return f"{what}: {', '.join(parts)}"
 
-_BAR = 20  # characters
+
+# -- downloading
 
 
 async def fetch(status: Reporter, config: Config) -> Config:
@@ -129,7 +189,7 @@ async def fetch(status: Reporter, config: Config) -> Config:
     Raises:
         TrioServeError: as `trioserve.models.fetch.fetch`.
     """
-    with DownloadReport(sys.stderr) as report:
+    with DownloadReport(sys.stderr, n_log_lines=10) as report:
 
         def both(progress: DownloadProgress) -> None:
             report(progress)
@@ -140,47 +200,18 @@ async def fetch(status: Reporter, config: Config) -> Config:
 
 
 class DownloadReport(ProgressReport):
-    """Reports a download: a bar on a terminal, otherwise a log line for each tenth."""
-
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream, n_log_lines=10)
-        self._first: tuple[float, int] | None = None  # the time and bytes of the first report
+    """Reports a download, unless all is in the cache already."""
 
     def __call__(self, progress: DownloadProgress) -> None:
-        """Print the progress of a download."""
-        now, done, total = monotonic(), progress.all_done, progress.all_total
-        if self._first is None:
-            self._first = now, done
-            if done == total:
-                return  # already in the cache
-        seconds, n_new = now - self._first[0], done - self._first[1]
-        speed = n_new / seconds if seconds > 0 else 0.0
+        """Report the progress of a download."""
+        done, total = progress.all_done, progress.all_total
+        if self._began is None and done == total:
+            self._begin(monotonic(), done)
+            return
         name = progress.url.rpartition("/")[2].partition("?")[0]
-        self.tell(
-            done / total if total else 0.0,
-            f"{_line(name, done, total, speed)}\x1b[K",
-            "downloading",
-            file=name,
-            megabytes=round(total / 1e6),
-            megabytes_per_second=round(speed / 1e6, 1),
-        )
-
-
-def _line(name: str, done: int, total: int, speed: float) -> str:
-    if len(name) > 40:
-        name = f"{name[:18]}…{name[-21:]}"
-    pace = f"{speed / 1e6:.1f} MB/s"
-    if not total:
-        return f"{name}: {done / 1e9:.2f} GB, {pace}"
-    bar = ("#" * (done * _BAR // total)).ljust(_BAR)
-    left = f", {_time((total - done) / speed)} left" if speed and done < total else ""
-    return f"{name}: [{bar}] {done / total:4.0%} of {total / 1e9:.2f} GB, {pace}{left}"
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        shown = name if len(name) <= _MAX_NAME else f"{name[:18]}…{name[-21:]}"
+        size = bytes_text(total)
+        self.tell(f"Downloading {shown}", done, total, "bytes", file=name, size=size)
 
 
 # -- loading
@@ -306,5 +337,4 @@ class LoadReport(ProgressReport):
     def __call__(self, share: float) -> None:
         """Report that `share` (0.0 to 1.0) is loaded."""
         if monotonic() >= self._speaks_at:
-            line = f"Loading {self._name}: {share:4.0%}"
-            self.tell(share, line, "loading", model=self._name)
+            self.tell(f"Loading {self._name}", share, model=self._name)

@@ -163,6 +163,31 @@ class _Settings:
 _TWO_VALUES = frozenset({"control_vector_layer_range"})
 
 
+def known_flags() -> tuple[str, ...]:
+    """The names of all flags that there are."""
+    return (*BY_NAME, *ACTIONS, CONFIG_FLAG)
+
+
+def flag_of(word: str) -> Flag | None:
+    """The flag that a word of a command line is, perhaps with its value."""
+    return BY_NAME.get(_split(word)[0])
+
+
+def n_values(word: str, following: Sequence[str]) -> int | None:
+    """How many of the words behind a flag are its value; None: there is no such flag."""
+    name, value = _split(word)
+    if (flag := BY_NAME.get(name)) is not None:
+        n = 0 if flag.read is None else 1
+        n += flag.field in _TWO_VALUES and "," not in "".join(following[:1])
+    elif name in ACTIONS or name == CONFIG_FLAG:
+        n = int(name == CONFIG_FLAG)
+    elif (other := unsupported.flags().get(name)) is not None:
+        n = 0 if other.negative else 1
+    else:
+        return None
+    return n if value is None else 0
+
+
 class _CommandLine:
     """The settings of a command line, after `read`."""
 
@@ -190,9 +215,7 @@ class _CommandLine:
                 if not other.negative:  # all switches that are accepted have an opposite
                     self._value(name, value)
             else:
-                hint = unsupported.did_you_mean(
-                    name, [*BY_NAME, *ACTIONS, CONFIG_FLAG], unsupported.flags()
-                )
+                hint = unsupported.did_you_mean(name, known_flags(), unsupported.flags())
                 raise ConfigError(
                     f"{name} is not a flag of trioserve{hint or '; see trioserve --help-all'}"
                 )

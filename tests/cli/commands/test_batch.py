@@ -21,7 +21,8 @@ from tests.support.scripts import answering, noting
 from tests.support.trio_thread import TrioThread
 from tests.support.waiting import PATIENCE, until
 from trioserve.api.stored import batches
-from trioserve.cli.commands import batch, run
+from trioserve.cli.commands import batch
+from trioserve.cli.dispatch import run
 
 
 def line(n: int, **body: Any) -> dict[str, Any]:
@@ -117,10 +118,15 @@ def test_files_that_are_no_input(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argv", [[], ["in.jsonl"], ["-o", "out.jsonl"]])
-def test_both_files_are_named(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [([], "needs INPUT"), (["in.jsonl"], "name two files"), (["-o", "out.jsonl"], "needs INPUT")],
+)
+def test_both_files_are_named(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("batch", argv, {}) == 2
-    assert "name two files" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

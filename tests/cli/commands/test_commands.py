@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command import Terminal
 from tests.support.gguf_models import write_decoder
-from trioserve.cli.commands import COMMANDS, bytes_text, count_text, duration_text
+from trioserve.cli.commands import ALIASES, COMMANDS, ELSEWHERE
 from trioserve.cli.main import main
+from trioserve.cli.output import has_colors
 from trioserve.models import BUNDLED
+from trioserve.store.database import Database
+from trioserve.units import bytes_text, count_text, duration_text, rate_text
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +83,56 @@ def test_what_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert complaint(capsys, "xyzzy") == "'xyzzy' is not a command; see trioserve --help"
     assert complaint(capsys, "x.gguf") == "'x.gguf' is not a command; name a model with -m"
     assert complaint(capsys, str(BUNDLED)).endswith("name a model with -m")
+
+
+def test_words_of_other_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, name in ALIASES.items():
+        assert said(capsys, word, "--help") == said(capsys, name, "--help")
+    for word, how in ELSEWHERE.items():
+        assert complaint(capsys, word) == f"there is no command {word}: {how}"
+    assert complaint(capsys, "statsu").endswith("did you mean status?")
+
+
+def test_list_has_what_a_server_would_offer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = write_decoder(tmp_path / "small.gguf")
+    for argv in (["list", "--models-dir", str(tmp_path)], ["ls", f"--models-dir={tmp_path}"]):
+        assert [line.split()[0] for line in said(capsys, *argv).splitlines()] == [
+            "NAME", "small", "bundled",
+        ]  # fmt: skip
+    small, _ = json.loads(said(capsys, "list", "--json", "--models-dir", str(tmp_path)))
+    assert (small["path"], small["size"]) == (str(path), path.stat().st_size)
+
+
+def test_each_list_is_aligned_and_has_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    keys, store = str(tmp_path / "keys.toml"), str(tmp_path / "store.db")
+    assert main(["keys", "add", "alice", "--file", keys]) == 0
+    Database(store).close()
+    capsys.readouterr()
+    for argv in (
+        ["list"],
+        ["keys", "list", "--file", keys],
+        ["store", "check", store],
+        ["config", "show", "-c", "512"],
+        ["usage", "--store", store],
+    ):
+        head, *rows = said(capsys, *argv).splitlines()
+        found = json.loads(said(capsys, *argv, "--json"))
+        assert isinstance(found, list) and len(found) == len(rows)
+        last = head.rindex(" ") + 1
+        for row in rows:
+            assert row[last - 1] == " " or len(row) == len(head)
+
+
+def test_colors_are_for_terminals_that_have_them() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    assert has_colors(terminal, {}) and not has_colors(file, {})
+    assert has_colors(file, {"FORCE_COLOR": "1"}) and not has_colors(file, {"FORCE_COLOR": "0"})
+    assert not has_colors(terminal, {"NO_COLOR": "1", "FORCE_COLOR": "1"})
+    assert not has_colors(terminal, {"TERM": "dumb"})
 
 
 # -- show
@@ -149,7 +204,7 @@ def test_show_a_model_of_the_cache(capsys: pytest.CaptureFixture[str], tmp_path:
     assert complaint(capsys, "show", "-hf", "org/y", code=1) == f"The model org/y {missing}"
     (tmp_path / "m.ini").write_text("[y]\nhf-repo = org/y\n")
     flags = ("--models-preset", str(tmp_path / "m.ini"))
-    assert complaint(capsys, "show", "y", *flags, code=1) == f"The model y {missing}"
+    assert complaint(capsys, "show", "y", *flags, code=1) == f"The model org/y {missing}"
 
 
 def test_show_what_cannot_be_loaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -202,17 +257,23 @@ def test_counts_for_people(number: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "0 seconds"),
-        (1.2, "1 second"),
-        (59, "59 seconds"),
-        (60, "1 minute"),
-        (290, "5 minutes"),
-        (7200, "2 hours"),
-        (100_000, "1 day"),
+        (0, "0.0 s"),
+        (1.24, "1.2 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (290, "4 min 50 s"),
+        (7205, "2 h"),
+        (100_000, "1 d 3 h"),
     ],
 )
 def test_lengths_of_time_for_people(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+def test_rates_for_people() -> None:
+    assert [rate_text(31.44, "tokens"), rate_text(812.3, "tokens"), rate_text(2**21)] == [
+        "31.4 tokens/s", "812 tokens/s", "2.0 MiB/s",
+    ]  # fmt: skip
 
 
 # -- rpc
@@ -221,11 +282,12 @@ def test_lengths_of_time_for_people(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ((), "rpc: the following arguments are required: action; see trioserve rpc --help"),
-        (("sing",), "rpc: argument action: invalid choice: 'sing'"),
-        (("serve", "--prot", "1"), "rpc: unrecognized arguments: --prot 1"),
-        (("serve", "--port", "0"), "rpc: argument --port: invalid choice: 0"),
-        (("serve", "--threads", "-1"), "rpc: --threads must not be negative"),
+        ((), "rpc needs an action; its actions are build, serve"),
+        (("sing",), "rpc has no action 'sing'"),
+        (("serve", "--prot", "1"), "--prot is not a flag of trioserve rpc serve; did you mean"),
+        (("serve", "--port", "0"), "--port must be between 1 and"),
+        (("serve", "--port", "65536"), "--port must be below 65536"),
+        (("serve", "--threads", "-1"), "--threads takes one whole number, not '-1'"),
         (("serve", "--host", "0.0.0.0"), "0.0.0.0 can be reached by others than the machines of"),
         (("serve", "--host", "8.8.8.8"), "8.8.8.8 can be reached by others than the machines of"),
         (("serve", "--host", "10.255.255.254"), "cannot listen on 10.255.255.254:50052: Cannot"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from trioserve.cli.commands.config import schema
+from trioserve.cli.commands.config import file_schema
 from trioserve.cli.main import main
 from trioserve.config.parse import parse
 
@@ -25,7 +25,7 @@ def test_a_new_file_changes_nothing_and_each_line_of_it_is_valid(
         if line[:1] == "#" and line[1:2].isalpha()
     ]
     assert len(settings) > 150
-    validator = jsonschema.Draft202012Validator(schema())
+    validator = jsonschema.Draft202012Validator(file_schema())
     for line in settings:
         (value,) = tomllib.loads(line).values()
         if value in ("", []):  # not set
@@ -38,11 +38,11 @@ def test_a_new_file_changes_nothing_and_each_line_of_it_is_valid(
 
 
 def test_the_schema_finds_mistakes() -> None:
-    jsonschema.Draft202012Validator.check_schema(schema())
-    jsonschema.validate({"ctx-size": 4096, "api-key": ["a", "b"], "metrics": True}, schema())
+    jsonschema.Draft202012Validator.check_schema(file_schema())
+    jsonschema.validate({"ctx-size": 4096, "api-key": ["a", "b"], "metrics": True}, file_schema())
     for wrong in ({"ctx-sise": 1}, {"metrics": 1}, {"flash-attn": "maybe"}, {"ctx-size": "many"}):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(wrong, schema())
+            jsonschema.validate(wrong, file_schema())
 
 
 def test_where_values_come_from(
@@ -55,7 +55,7 @@ def test_where_values_come_from(
     monkeypatch.setenv("LLAMA_ARG_MCP_SERVERS_JSON", servers)
     assert main(["config", "show", "--config", str(path), "--temp", "0.5"]) == 0
     rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["setting", "value", "from"]
+    assert rows[0] == ["SETTING", "VALUE", "FROM"]
     assert {tuple(row) for row in rows[1:]} == {
         ("parallel", "8", f"{path}:1: parallel"),
         ("ctx-size", "512", "LLAMA_ARG_CTX_SIZE"),
@@ -68,6 +68,12 @@ def test_where_values_come_from(
 
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in ([], ["view"], ["init"], ["schema", "a"]):
+    for words, problem in (
+        ([], "config needs an action; its actions are init, show, schema"),
+        (["shwo"], "config has no action 'shwo'; did you mean show?"),
+        (["init"], "config init needs FILE; usage: trioserve config init FILE"),
+        (["schema", "a"], "config schema does not take 'a'"),
+        (["schema", "-c", "5"], "-c is not a flag of trioserve config schema"),
+    ):
         assert main(["config", *words]) == 2
-    assert "expected init, show or schema" in capsys.readouterr().err
+        assert problem in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trioserve.cli.commands import run
+from trioserve.cli.dispatch import run
 from trioserve.config.keys import digest_of, read_keys
 
 HASH = f'hash = "sha256:{digest_of("a").hex()}"'
@@ -121,7 +121,7 @@ def test_a_link_stays_one(path: Path) -> None:
         ("", ("add", "key-1"), "the name of a key of --api-key"),
         ("", ("add", "a", "--priority", "101"), "an integer from 0 to 100"),
         ("", ("add", "a", "--weight", "x"), "--weight"),
-        ("", ("add",), "name"),
+        ("", ("add",), "NAME"),
         ("", (), "add"),
     ],
 )

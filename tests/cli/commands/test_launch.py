@@ -22,8 +22,8 @@ from tests.support.processes import all_processes, parent_of
 from tests.support.waiting import patiently, until
 from trioserve.cli.agents import NO_KEY, Endpoint
 from trioserve.cli.commands.launch import AgentServer
-from trioserve.cli.local_server import with_files
 from trioserve.cli.main import main
+from trioserve.cli.named import with_files
 from trioserve.config.parse import parse
 from trioserve.errors import (
     AmbiguousModelError,
@@ -114,7 +114,7 @@ def test_without_a_server_a_model_of_this_machine_is_found_by_a_part_of_its_name
 
     def files(name: str) -> Sequence[str]:
         flags = ("--models-dir", str(tmp_path), "--api-key", "k", "--model", name)
-        found = with_files(flags, parse(flags, {}).config, {})
+        found = with_files(flags, {})
         return [parse(found, {}).config.model or "", *parse(found, {}).config.api_keys]
 
     assert files("Chat") == [str(tmp_path / "tiny-chat.gguf"), "k"]
@@ -133,10 +133,10 @@ def test_without_a_server_a_model_of_this_machine_is_found_by_a_part_of_its_name
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        ([], "launch needs the name of an agent: codex, claude, "),
-        (["--model", "x.gguf"], "launch needs the name of an agent"),
-        (["codx"], "launch does not know the agent 'codx'; did you mean codex?"),
-        (["emacs"], "launch does not know the agent 'emacs'; the agents are codex, claude, "),
+        ([], "launch needs {codex,claude,"),
+        (["--model", "x.gguf"], "launch needs {codex,claude,"),
+        (["codx"], "not 'codx'; did you mean codex?"),
+        (["emacs"], "the word after launch must be one of codex, claude, "),
         (["codex", "--nonsense"], "--nonsense"),
         (["codex"], "Codex is not installed; install it with: npm install -g @openai/codex"),
     ],

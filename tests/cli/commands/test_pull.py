@@ -34,7 +34,7 @@ def test_models_are_pulled_listed_and_deleted(capsys: pytest.CaptureFixture[str]
     assert main(["list"]) == 0
     out, _ = said(capsys)
     head, *rows = [line.split() for line in out.splitlines()]
-    assert head == ["NAME", "SIZE", "DOWNLOADED"]
+    assert head == ["NAME", "SIZE", "MODIFIED", "SOURCE"]
     assert rows.pop()[0] == "bundled"
     assert [row[:3] for row in rows] == [
         ["user/draft:Q8_0", "2.4", "KiB"],
@@ -67,14 +67,14 @@ def test_a_list_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "code", "text"),
     [
         (["pull"], 2, "name a model, such as"),
-        (["pull", "--offline", REPO], 2, "'user/repo' is not a flag"),
+        (["pull", "--offline", REPO], 2, "pull is there to download"),
         (["pull", REPO, "--offline"], 2, "pull is there to download"),
         (["pull", "nonsense"], 1, "'nonsense' is not a model on the hub"),
         (["pull", "user/nothing"], 1, "has no user/nothing"),
         (["pull", "user/repo:Q2_K"], 1, "no model with the quantization Q2_K; it has Q8_0, F16"),
-        (["list", "x"], 2, "list takes no flags and no names, such as 'x'"),
-        (["rm"], 2, "rm takes the names of models"),
-        (["rm", "--all"], 2, "rm takes the names of models"),
+        (["list", "x"], 2, "list does not take 'x'; usage: trioserve list"),
+        (["rm"], 2, "rm needs MODEL ..."),
+        (["rm", "--all"], 2, "--all is not a flag of trioserve rm"),
         (["rm", "user/repo"], 1, "user/repo is not in the cache"),
     ],
 )

@@ -15,7 +15,7 @@ from tests.support.http_server import serving_script, slots_in_use
 from tests.support.scripts import endless
 from tests.support.waiting import patiently, until
 from trioserve.chat.messages import Image
-from trioserve.cli.commands.terminal import TerminalChat, _content, _split
+from trioserve.cli.commands.terminal import TerminalChat, _content
 from trioserve.cli.main import main
 from trioserve.remote.server import RemoteServer
 from trioserve.testing import ScriptedBackend
@@ -128,13 +128,6 @@ def test_images_by_path(tmp_path: Path) -> None:
     escaped = f"{tmp_path}/b\\ c.JPG"
     assert _content(escaped) == [Image(tmp_path / "b c.JPG"), {"type": "text", "text": ""}]
     assert _content("no such.png") == "no such.png"
-
-
-def test_arguments() -> None:
-    assert _split(["m.gguf", "two", "words", "-c", "512"]) == (
-        ["--model", "m.gguf", "-c", "512"], "two words",
-    )  # fmt: skip
-    assert _split(["-c", "512"]) == (["-c", "512"], "")
 
 
 def test_without_a_prompt(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

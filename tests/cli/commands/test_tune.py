@@ -103,7 +103,7 @@ def test_the_bundled_model(tmp_path: Path) -> None:
     flags = ["-t", "1", "-no-kvu", "-fa", "on", "-b", "512", "-np", "2", "-c", "4096"]
     argv = [sys.executable, "-m", "trioserve", "tune", "--seconds", "30", "--json", str(file)]
     done = subprocess.run([*argv, *flags], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
     whole = json.loads(file.read_text())
     assert {one["factor"] for one in whole["trials"]} == {"drafts"}
     compared = [one for one in whole["trials"] if one["kinds"]]

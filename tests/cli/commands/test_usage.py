@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands.test_ps import answering
-from trioserve.cli.commands import run
+from trioserve.cli.dispatch import run
 from trioserve.store import Database
 from trioserve.store.usage import UsageRow, Used, add_usage, day_before, day_of
 

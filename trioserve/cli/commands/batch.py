@@ -16,19 +16,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from io import FileIO
 from pathlib import Path
-from time import monotonic
 from typing import Annotated, Any, Literal
 
 import attrs
 import msgspec
 import trio
 
-from trioserve.cli.address import Address, take_value
-from trioserve.cli.commands import duration_text, hush
+from trioserve.cli.address import Address
 from trioserve.cli.local_server import MAX_BYTES, Props, client_of, started
+from trioserve.cli.options import Arguments
+from trioserve.cli.output import note
 from trioserve.cli.progress import ProgressReport
 from trioserve.cli.signals import run_until_signal
-from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.remote.answers import Count, Text
 from trioserve.remote.client import ServerClient, error_in, read_json, receive_all
@@ -66,7 +65,6 @@ _TRIES = 5
 _BEGINNING = b'{"id"'
 
 _MAX_PLACES = 512
-_BAR = 20  # characters
 _MAX_NAMED = 20  # lines that failed
 
 
@@ -107,30 +105,25 @@ class _Props(Props):
     priority_order: Text = ""
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`. Returns 1 if a line has failed.
 
     Raises:
         ConfigError: a flag or a file is invalid.
         TrioServeError: the server does not start, or does not answer as expected.
     """
-    url, words = take_value("--url", argv)
-    output, words = take_value("-o", words)
-    if output is None:
-        output, words = take_value("--output", words)
-    if not words or words[0].startswith("-") or output is None or output == "-":
+    target, url, environ = given["output"], given["url"], given.environ
+    if target is None or str(target) == "-":
         raise ConfigError("name two files, such as trioserve batch input.jsonl -o output.jsonl")
-    source, target, flags = Path(words[0]), Path(output), words[1:]
-    config = parse(flags, environ).config
-    hush(config)
-    requests = _read(source)
+    config = given.parsed().config
+    requests = _read(Path(given.words[0]))
     with _opened(target) as file:
         batch = Batch(requests, _answered(target, file), target, file)
 
         async def work() -> None:
             async with AsyncExitStack() as stack:
                 if url is None:
-                    address = await stack.enter_async_context(started(flags, config, environ))
+                    address = await stack.enter_async_context(started(given.flags, config, environ))
                 else:
                     address = Address.of(url, config)
                 # A server may close a kept connection just as the next request goes out.
@@ -140,7 +133,7 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         code = run_until_signal(work) if batch.left else 0
     print(batch.summary())
     if code:
-        print("trioserve: interrupted; the same command continues from here", file=sys.stderr)
+        note("interrupted; the same command continues from here")
     return code or int(bool(batch.failed))
 
 
@@ -283,21 +276,17 @@ class Batch:
         if props.priority_order == "lower-first":
             self._priority = -_PRIORITY
         left = sorted(self.left, key=lambda n: self.requests[n].beginning())
-        lines, n_done, began = iter(left), 0, monotonic()
-
-        def tell() -> None:
-            text = _line(n_done, len(left), monotonic() - began)
-            progress.tell(n_done / len(left), text, "answering")
+        lines, n_done = iter(left), 0
 
         async def work() -> None:
             nonlocal n_done
             for n in lines:
                 await self._answer(client, n)
                 n_done += 1
-                tell()
+                progress.tell("Answering", n_done, len(left), "lines")
 
-        with ProgressReport(sys.stderr, n_log_lines=0) as progress:
-            tell()
+        with ProgressReport(sys.stderr) as progress:
+            progress.tell("Answering", n_done, len(left), "lines")
             async with trio.open_nursery() as nursery:
                 # As many lines wait as run: those that begin together are computed together.
                 for _ in range(min(2 * (props.total_slots or n_slots), _MAX_PLACES, len(left))):
@@ -355,10 +344,3 @@ class Batch:
         except OSError as failure:
             raise ConfigError(f"{self.target}: {failure.strerror}") from None
         self.answered[id_] = response is not None and response["status_code"] == 200
-
-
-def _line(n_done: int, n_lines: int, seconds: float) -> str:
-    """The line that tells of the progress."""
-    bar = ("#" * (n_done * _BAR // n_lines)).ljust(_BAR)
-    left = duration_text(seconds / n_done * (n_lines - n_done)) if n_done else "?"
-    return f"[{bar}] {n_done} of {n_lines} lines, {left} left\x1b[K"

@@ -2,47 +2,45 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Mapping, Sequence
 from datetime import datetime
-from itertools import takewhile
 from pathlib import Path
 
-import trio
-
-from trioserve.cli.commands import bytes_text, table
+from trioserve.cli.options import Arguments, hush
+from trioserve.cli.output import Column, note, print_list
 from trioserve.cli.progress import DownloadReport
-from trioserve.config import Config, logs
+from trioserve.cli.signals import run_until_signal
+from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
+from trioserve.models import TOY
+from trioserve.units import bytes_text
 
 
-def pull(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def pull(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
         TrioServeError: a model cannot be downloaded.
     """
-    names = list(takewhile(lambda word: not word.startswith("-"), argv))
-    flags = argv[len(names) :]
-    if names:
-        configs = [parse([*flags, "--hf-repo", name], environ).config for name in names]
-    else:
-        configs = [parse(flags, environ).config]
-    logs.configure(configs[0])
+    ways = [["--hf-repo", name] for name in given.words] or [[]]
+    configs = [parse([*given.flags, *way], given.environ).config for way in ways]
+    hush(configs[0], "warning")
     for config in configs:
         if config.offline:
             raise ConfigError("pull is there to download, so --offline cannot be used with it")
         if config.hf_repo is config.model_url is None:
             raise ConfigError("name a model, such as trioserve pull ggml-org/gemma-3-4b-it-GGUF")
-    try:
+
+    async def work() -> int:
         for config in configs:
-            trio.run(_pull, config)
-    except KeyboardInterrupt:
-        print("trioserve: interrupted; the next pull continues from here", file=sys.stderr)
-        return 128 + signal.SIGINT
-    return 0
+            await _pull(config)
+        return 0
+
+    code = run_until_signal(work)
+    if code:
+        note("interrupted; the next pull continues from here")
+    return code
 
 
 async def _pull(config: Config) -> None:
@@ -72,32 +70,40 @@ async def _pull(config: Config) -> None:
                 print(f"with its projector, {model.mmproj.name}")
 
 
-def list_models(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command; see `trioserve.cli.commands`.
+_COLUMNS = (
+    Column("name"),
+    Column("size", bytes_text, right=True, missing="unknown"),
+    Column("modified"),
+    Column("source"),
+)
+
+
+def list_models(given: Arguments) -> int:
+    """List what a server with these flags would offer.
 
     Raises:
-        ConfigError: there are arguments.
+        ConfigError: a flag is invalid, or the models cannot be listed.
     """
-    if argv:
-        raise ConfigError(f"list takes no flags and no names, such as {argv[0]!r}")
-    print(list_text(), end="")
+    from trioserve.models.catalog import Catalog, Source
+
+    catalog = Catalog(given.parsed().config, given.flags, given.environ)
+    rows = []
+    for one in catalog.entries.values():
+        if not one.hidden:
+            modified = one.version and datetime.fromtimestamp(one.version[0] / 1e9)
+            rows.append({
+                "name": one.name,
+                "size": one.size or None,
+                "modified": f"{modified:%Y-%m-%d %H:%M}" if modified else None,
+                "source": TOY if one.source is Source.BUNDLED else one.source.value,
+                "path": one.path,
+                "aliases": one.aliases,
+            })  # fmt: skip
+    print_list(_COLUMNS, rows, as_json=given["json"])
     return 0
 
 
-def list_text() -> str:
-    """A line for each model: its name, its size, and the time of its download."""
-    from trioserve.models import BUNDLED, BUNDLED_NAME, TOY
-    from trioserve.models.hub import cached_models
-
-    rows = [("NAME", "SIZE", "DOWNLOADED")]
-    for model in cached_models():
-        downloaded = datetime.fromtimestamp(model.files[0].stat().st_mtime)
-        rows.append((model.name, bytes_text(model.size), f"{downloaded:%Y-%m-%d %H:%M}"))
-    rows.append((BUNDLED_NAME, bytes_text(BUNDLED.stat().st_size), TOY))
-    return table(rows, right={1})
-
-
-def rm(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def rm(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
@@ -105,10 +111,7 @@ def rm(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     from trioserve.models.hub import HubReference, remove
 
-    flags = [word for word in argv if word.startswith("-")]
-    if flags or not argv:
-        raise ConfigError("rm takes the names of models, as trioserve list has them")
-    for name in argv:
+    for name in given.words:
         removed = remove(HubReference.parse(name))
         print(f"deleted {removed.name}: {bytes_text(removed.size)}")
     return 0

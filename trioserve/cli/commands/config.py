@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from trioserve.cli.commands import table, take
+from trioserve.cli.options import Arguments
+from trioserve.cli.output import Column, note, print_list
 from trioserve.config import Config
 from trioserve.config.flags import BY_FIELD, FLAGS, GROUPS, SECRETS, Flag
 from trioserve.config.parse import parse
@@ -24,47 +24,39 @@ _TYPES: Mapping[str, dict[str, Any]] = {
 _TEXTS = {"type": ["array", "string", "number"], "items": {"type": ["string", "number"]}}
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        ConfigError: the arguments, a flag or a variable are invalid, or the file exists.
-    """
-    action, *rest = argv or [""]
-    match action:
-        case "init":
-            _init(rest)
-        case "show":
-            _show(rest, environ)
-        case "schema" if not rest:
-            print(json.dumps(schema(), indent=2))
-        case _:
-            raise ConfigError(f"config: expected init, show or schema, not {' '.join(argv)!r}")
+def init(given: Arguments) -> int:
+    """Write a file with every setting in a comment. Raises ConfigError: it exists."""
+    file = given.words[0]
+    try:
+        with Path(file).open("x", encoding="utf-8") as opened:
+            opened.write(commented_file())
+    except OSError as error:
+        raise ConfigError(f"config init: {file}: {error.strerror}") from None
+    print(f"Written: {file}. Start with: trioserve --config {file}")
     return 0
 
 
-def _init(rest: Sequence[str]) -> None:
-    if len(rest) != 1 or rest[0].startswith("-"):
-        raise ConfigError("config init: name the file to write, such as trioserve.toml")
-    try:
-        with Path(rest[0]).open("x", encoding="utf-8") as file:
-            file.write(commented_file())
-    except OSError as error:
-        raise ConfigError(f"config init: {rest[0]}: {error.strerror}") from None
-    print(f"Written: {rest[0]}. Start with: trioserve --config {rest[0]}")
+_COLUMNS = (Column("setting"), Column("value"), Column("from"))
 
 
-def _show(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    words, switches = take(argv, "--all")
-    parsed = parse(words, environ)
-    for note in parsed.notes:
-        print(f"trioserve: {note}", file=sys.stderr)
-    rows = [("setting", "value", "from")]
+def show(given: Arguments) -> int:
+    """List the settings and their sources. Raises ConfigError: one is invalid."""
+    parsed = parse(given.flags, given.environ)
+    for text in parsed.notes:
+        note(text)
+    rows = []
     for flag in BY_FIELD.values():
-        if (source := parsed.sources.get(flag.field)) or switches:
+        if (source := parsed.sources.get(flag.field)) or given["all"]:
             value = "(hidden)" if flag.field in SECRETS and source else _value(parsed.config, flag)
-            rows.append((_key(flag), value, source or "the default"))
-    print(table(rows), end="")
+            rows.append({"setting": _key(flag), "value": value, "from": source or "the default"})
+    print_list(_COLUMNS, rows, as_json=given["json"])
+    return 0
+
+
+def schema(_given: Arguments) -> int:
+    """Print the JSON Schema."""
+    print(json.dumps(file_schema(), indent=2))
+    return 0
 
 
 def _value(config: Config, flag: Flag) -> str:
@@ -72,7 +64,7 @@ def _value(config: Config, flag: Flag) -> str:
     return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def schema() -> dict[str, Any]:
+def file_schema() -> dict[str, Any]:
     """Make the JSON Schema of the configuration's file. Editors read it as ``#:schema``."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -6,6 +6,7 @@ Each check covers one thing, and reports its state and, if needed, a remedy.
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
 import platform
@@ -24,8 +25,10 @@ from urllib.request import getproxies, proxy_bypass
 import attrs
 
 from trioserve._version import __version__
-from trioserve.cli.commands import bytes_text, hush
 from trioserve.cli.commands.show import on_disk
+from trioserve.cli.named import with_files
+from trioserve.cli.options import Arguments, hush
+from trioserve.cli.output import GREEN, RED, YELLOW, styled
 from trioserve.cli.serving import open_sockets
 from trioserve.config import Config
 from trioserve.config.extras import EXTRAS, has_extra
@@ -38,6 +41,7 @@ from trioserve.models import resolve
 from trioserve.models.catalog import Catalog, Source, describe
 from trioserve.models.hub.cache import default_cache_dir, default_endpoint
 from trioserve.models.hub.client import proxy_of
+from trioserve.units import bytes_text, duration_text, rate_text
 
 if sys.platform != "win32":
     import resource
@@ -86,6 +90,9 @@ class Level(Enum):
     PROBLEM = "problem"
 
 
+_COLORS = {Level.OK: GREEN, Level.WARNING: YELLOW, Level.PROBLEM: RED}
+
+
 @attrs.frozen
 class Finding:
     """The result of a check: a thing, a sentence about it, and a remedy."""
@@ -95,22 +102,32 @@ class Finding:
     text: str
     advice: str = ""
 
+    def print(self) -> None:
+        """Print it in one line, and the remedy in another."""
+        level = styled(self.level.value.ljust(9), _COLORS[self.level])
+        print(f"{level}{self.about.ljust(14)}{self.text}")
+        if self.advice:
+            print(f"{'':9}{'':14}-> {self.advice}")
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+
+def run(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
         ConfigError: a flag or a variable is invalid.
     """
+    argv, environ = with_files(given.flags, given.environ), given.environ
     config = parse(argv, environ).config
     hush(config)
     findings = []
     for check in CHECKS:
         for one in check(config, argv, environ):
             findings.append(one)
-            print(f"{one.level.value.ljust(9)}{one.about.ljust(14)}{one.text}")
-            if one.advice:
-                print(f"{'':9}{'':14}-> {one.advice}")
+            if not given["json"]:
+                one.print()
+    if given["json"]:
+        rows = [{**attrs.asdict(one), "level": one.level.value} for one in findings]
+        print(json.dumps(rows, indent=2, ensure_ascii=False))
     return 1 if any(one.level is Level.PROBLEM for one in findings) else 0
 
 
@@ -227,7 +244,7 @@ def _throttling(*_others: object) -> Iterator[Finding]:
     if heat and max(heat) > _SOME * time.clock_gettime(time.CLOCK_BOOTTIME) * 1000:
         yield Finding(
             Level.WARNING, "cores",
-            f"heat has slowed them down for {max(heat) // 1000} s since boot",
+            f"heat has slowed them down for {duration_text(max(heat) / 1000)} since boot",
             "look at the cooling, or set a lower --threads",
         )  # fmt: skip
     allowed = _numbers("cpu*/cpufreq/scaling_max_freq")
@@ -466,7 +483,9 @@ def _disk(config: Config, *_others: object) -> Iterator[Finding]:
     except (TrioServeError, OSError):
         return  # the model's check reports it
     seconds = size / speed
-    text = f"the disk reads {speed / 1e6:.0f} MB/s, so {path.name} needs {seconds:.1f} s to load"
+    text = (
+        f"the disk reads {rate_text(speed)}, so {path.name} needs {duration_text(seconds)} to load"
+    )
     if speed < _SLOW_DISK:
         yield Finding(
             Level.WARNING, "disk", text, "move the model to a local disk; a network is often slower"

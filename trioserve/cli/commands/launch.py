@@ -15,9 +15,8 @@ from urllib.parse import quote
 import attrs
 import trio
 
-from trioserve.cli.address import Address, take_value
+from trioserve.cli.address import Address
 from trioserve.cli.agents import AGENTS, NO_KEY, Agent, Endpoint
-from trioserve.cli.commands import parse_flags
 from trioserve.cli.local_server import (
     MAX_BYTES,
     Props,
@@ -28,10 +27,11 @@ from trioserve.cli.local_server import (
     only,
     started,
 )
+from trioserve.cli.options import Arguments
+from trioserve.cli.output import BLUE, note
 from trioserve.cli.progress import ProgressReport
 from trioserve.cli.signals import run_foreground
 from trioserve.config import Config
-from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import (
     ConfigError,
     TrioServeError,
@@ -39,7 +39,7 @@ from trioserve.errors import (
 )
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
@@ -47,34 +47,13 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             server has several models and none is named.
         TrioServeError: the model cannot be loaded, or the server at the URL does not answer.
     """
-    words, arguments = _split(argv)
-    agent = _agent_named(words.pop(0) if words and not words[0].startswith("-") else None)
-    url, flags = take_value("--url", words)
-    parsed = parse_flags(flags, environ)
+    agent, environ = AGENTS[given.words[0]], given.environ
+    config = given.parsed().config
     program = shutil.which(agent.program, path=environ.get("PATH"))
     if program is None:
         raise ConfigError(f"{agent.title} is not installed; install it with: {agent.install}")
-    server = AgentServer(url, parsed.config, flags, environ)
-    return run_foreground(partial(_launch, agent, [program, *arguments], server, environ))
-
-
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments at ``--``: ours, and those of the agent."""
-    words = list(argv)
-    if "--" not in words:
-        return words, []
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
-
-
-def _agent_named(name: str | None) -> Agent:
-    """Find an agent. Raises ConfigError."""
-    if name is None:
-        raise ConfigError(f"launch needs the name of an agent: {', '.join(AGENTS)}")
-    if name not in AGENTS:
-        hint = did_you_mean(name, AGENTS) or f"; the agents are {', '.join(AGENTS)}"
-        raise ConfigError(f"launch does not know the agent {name!r}{hint}")
-    return AGENTS[name]
+    server = AgentServer(given["url"], config, given.flags, environ)
+    return run_foreground(partial(_launch, agent, [program, *given.after], server, environ))
 
 
 async def _launch(
@@ -110,16 +89,15 @@ def _check_name(agent: Agent, model: str) -> None:
 
 
 def _introduce(agent: Agent, endpoint: Endpoint) -> None:
-    print(
-        f"trioserve: {agent.title} uses {endpoint.model} at {endpoint.url}, with a context of "
+    note(
+        f"{agent.title} uses {endpoint.model} at {endpoint.url}, with a context of "
         f"{endpoint.context} tokens",
-        file=sys.stderr,
+        BLUE,
     )
     if endpoint.context < 2 * agent.first_prompt:
-        print(
-            f"trioserve: this context is too small: the first request of {agent.title} has about "
-            f"{agent.first_prompt} tokens. See --ctx-size, and take a model with a longer context.",
-            file=sys.stderr,
+        note(
+            f"this context is too small: the first request of {agent.title} has about "
+            f"{agent.first_prompt} tokens. See --ctx-size, and take a model with a longer context."
         )
 
 
@@ -225,8 +203,8 @@ class AgentServer:
     async def _load(self, address: Address, model: str) -> Endpoint:
         """Ask for the properties of a model, which a router loads for that."""
         async with client_of(address) as client:
-            with ProgressReport(sys.stderr, n_log_lines=0) as report:
-                report.tell(0.0, f"Loading {model}", "loading")
+            with ProgressReport(sys.stderr) as report:
+                report.tell(f"Loading {model}", 0.0)
                 path = f"/props?model={quote(model)}"
                 props = await client.ask(path, form=Props, most=MAX_BYTES)
         return Endpoint(

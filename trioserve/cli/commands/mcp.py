@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 import trio
 
-from trioserve.cli.address import Address, place_of, take_value
+from trioserve.cli.address import Address, place_of
+from trioserve.cli.named import with_files
+from trioserve.cli.options import Arguments
 from trioserve.cli.serving import fleet_of, hypercorn_config, open_sockets, url_of
 from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config, logs
@@ -32,7 +34,7 @@ Serve: TypeAlias = "Callable[[ModelSource], Awaitable[None]]"
 _log = get_logger("trioserve.mcp")
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
@@ -48,8 +50,8 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         raise ConfigError(
             f"mcp: {error.name} is not installed; pip install 'trioserve[mcp]'"
         ) from None
-    url, words = take_value("--url", argv)
-    http, words = take_value("--http", words)
+    url, http, environ = given["url"], given["http"], given.environ
+    words = with_files(given.flags, environ)
     parsed = parse(words, environ)
     logs.configure(parsed.config)
     for note in parsed.notes:

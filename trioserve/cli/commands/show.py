@@ -4,47 +4,48 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import attrs
 import trio
 
-from trioserve.cli.commands import bytes_text, count_text, hush, take
+from trioserve.cli.named import with_files
+from trioserve.cli.options import Arguments, hush
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ModelLoadError, TrioServeError, UnknownModelError
 from trioserve.models import BUNDLED, TOY, resolve
-from trioserve.models.catalog import Catalog, GgufSummary, describe
+from trioserve.models.catalog import GgufSummary, describe
 from trioserve.models.fetch import fetch, is_local
+from trioserve.units import bytes_text, count_text
 
 _COLUMN = 16
 
 _UNKNOWN = "The header of the file cannot be read, or it is not known how much memory is free."
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
         TrioServeError: the model does not exist, or its file cannot be read.
     """
-    words, switches = take(argv, "--json", "--template", *_fit_switch(argv))
-    name = words.pop(0) if words and not words[0].startswith("-") else None
-    config = _config(name, words, environ)
+    named = () if given.first is None else ("--model", given.first)
+    flags = with_files([*given.flags, *named], given.environ)
+    config = on_disk(parse(flags, given.environ).config)
     hush(config)
     summary = describe(resolve(config.model))
-    if "--template" in switches:
+    if given["template"]:
         print(summary.template, end="")
         _describe_template(summary.template)
         return 0
-    if "--fit" in switches:
-        return _show_fit(config, as_json="--json" in switches)
+    if given["fit"]:
+        return _show_fit(config, as_json=given["json"])
     try:
         memory, problem = _memory(config), ""
     except TrioServeError as error:
         memory, problem = {}, error.message
-    if "--json" in switches:
+    if given["json"]:
         plain = attrs.asdict(summary) | {"path": str(summary.path)}
         print(json.dumps(plain | {"memory": memory or None, "problem": problem or None}))
     else:
@@ -61,12 +62,6 @@ def _describe_template(source: str) -> None:
     lines = [f"format: {found.name}", *(f"{name}: {result}" for name, result in found.findings)]
     lines += [f"repair {repair.name}: {repair.about}" for repair in template.repairs]
     print(*lines, sep="\n", file=sys.stderr)
-
-
-def _fit_switch(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the switch, unless it is the server's flag, which has a value."""
-    after = argv[argv.index("--fit") + 1 :][:1] if "--fit" in argv else []
-    return () if after and after[0] in ("on", "off") else ("--fit",)
 
 
 def _show_fit(config: Config, *, as_json: bool) -> int:
@@ -89,20 +84,6 @@ def _show_fit(config: Config, *, as_json: bool) -> int:
     else:
         print(summary(found))
     return 0
-
-
-def _config(name: str | None, flags: Sequence[str], environ: Mapping[str, str]) -> Config:
-    """Make the configuration of a server of a model, by its name or file."""
-    if name is None or Path(name).is_file():
-        model = () if name is None else ("--model", name)
-        return on_disk(parse([*flags, *model], environ).config)
-    catalog = Catalog(parse(flags, environ).config, flags, environ)
-    entry = catalog.find(name)
-    if entry.path is None:
-        raise UnknownModelError(
-            f"The model {entry.name} is not on this machine yet; trioserve pull downloads it."
-        )
-    return on_disk(parse(entry.args, catalog.environment).config)
 
 
 def _memory(config: Config) -> dict[str, int | None]:

@@ -2,89 +2,74 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from trioserve.cli.actions import ActionParser
-from trioserve.cli.commands import bytes_text, hush, table
+from trioserve.cli.options import Arguments, hush
+from trioserve.cli.output import RED, Column, note, print_list
 from trioserve.cli.progress import ProgressReport
-from trioserve.config import Config
+from trioserve.units import bytes_text
+
+_COLUMNS = (Column("kind"), Column("number", right=True), Column("size", bytes_text, right=True))
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        ConfigError: a flag is invalid.
-        StoreError: the store cannot be used.
-    """
-    parser = ActionParser("store")
-    actions = parser.actions()
-    for name in _ACTIONS:
-        action = actions.add_parser(name)
-        action.add_argument("file")
-        if name == "export":
-            action.add_argument("target")
-        if name == "erase":
-            action.add_argument("--api-key", default=environ.get("LLAMA_API_KEY"))
-            action.add_argument("--name")
-    options = parser.parse_args(list(argv))
-    hush(Config())
-    return _ACTIONS[options.action](options)
-
-
-def _check(options: argparse.Namespace) -> int:
+def check(given: Arguments) -> int:
+    """Look for damage, and list what is in the file. Raises StoreError, as the others here."""
     from trioserve.store.database import problems, summary
 
-    found = problems(options.file)
+    hush()
+    file = given.words[0]
+    found = problems(file)
     for problem in found:
-        print(f"trioserve: {options.file}: {problem}", file=sys.stderr)
+        note(f"{file}: {problem}", RED)
     if found:
         return 1
-    rows = [(kind, str(number), bytes_text(size)) for kind, number, size in summary(options.file)]
-    print(table([("KIND", "NUMBER", "SIZE"), *rows], right={1, 2}), end="")
+    rows = [dict(zip(("kind", "number", "size"), one, strict=True)) for one in summary(file)]
+    print_list(_COLUMNS, rows, as_json=given["json"])
     return 0
 
 
-def _compact(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
+def compact(given: Arguments) -> int:
+    """Give back the space of what was deleted."""
     from trioserve.store.database import existing
 
-    with existing(options.file) as database:
-        before = Path(options.file).stat().st_size
+    hush()
+    file = given.words[0]
+    with existing(file) as database:
+        before = Path(file).stat().st_size
         database.compact()
-        after = Path(options.file).stat().st_size
-    print(f"{options.file}: {bytes_text(before)} before, {bytes_text(after)} now")
+        after = Path(file).stat().st_size
+    print(f"{file}: {bytes_text(before)} before, {bytes_text(after)} now")
     return 0
 
 
-def _export(options: argparse.Namespace) -> int:
-    from trioserve.store.database import export, problems
+def export(given: Arguments) -> int:
+    """Copy the file."""
+    from trioserve.store import database
 
-    with ProgressReport(sys.stderr, n_log_lines=0) as progress:
-        export(
-            options.file,
-            options.target,
-            lambda share: progress.tell(share, f"Copying {options.file}: {share:4.0%}", "copying"),
-        )
-    if found := problems(options.target):
-        print(f"trioserve: {options.target}: {found[0]}", file=sys.stderr)
+    hush()
+    file, target = given.words
+    with ProgressReport(sys.stderr) as progress:
+        database.export(file, target, lambda share: progress.tell(f"Copying {file}", share))
+    if found := database.problems(target):
+        note(f"{target}: {found[0]}", RED)
         return 1
-    print(options.target)
+    print(target)
     return 0
 
 
-def _erase(options: argparse.Namespace) -> int:
+def erase(given: Arguments) -> int:
+    """Delete what a client has stored."""
     from trioserve.store.database import existing, owner_of
     from trioserve.store.records import Records
     from trioserve.store.usage import erase_usage
 
-    key, name, number, n_days = options.api_key, options.name, 0, 0
+    hush()
+    key, name = given["api_key"] or given.environ.get("LLAMA_API_KEY"), given["name"]
+    number = n_days = 0
     if key is None and name is None:
         key = name = ""  # the clients of a server without keys
-    with existing(options.file) as database:
+    with existing(given.words[0]) as database:
         if key is not None:
             records = Records(database.connection, 0, 0.0)
             number = records.erase(owner_of(key, database.salt))
@@ -93,11 +78,3 @@ def _erase(options: argparse.Namespace) -> int:
         database.compact()
     print(f"deleted {number} records" + (f", and {n_days} rows of usage" if n_days else ""))
     return 0
-
-
-_ACTIONS: Mapping[str, Callable[[argparse.Namespace], int]] = {
-    "check": _check,
-    "compact": _compact,
-    "export": _export,
-    "erase": _erase,
-}

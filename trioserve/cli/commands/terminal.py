@@ -6,7 +6,7 @@ import math
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -16,12 +16,12 @@ import trio
 
 from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta
 from trioserve.chat.messages import Image
-from trioserve.cli.address import take_value
 from trioserve.cli.agents import Endpoint
-from trioserve.cli.commands import parse_flags
 from trioserve.cli.commands.launch import AgentServer
+from trioserve.cli.options import Arguments, parse_flags
 from trioserve.cli.signals import run_foreground
 from trioserve.concurrency import alongside
+from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, TrioServeError, first_error
 from trioserve.models import EXAMPLE_PROMPTS, TOY
 from trioserve.remote.server import AnyServer, RemoteServer
@@ -58,7 +58,7 @@ _IMAGE = re.compile(
 )
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
@@ -66,25 +66,18 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             named.
         TrioServeError: the model cannot be loaded, or the server at the URL does not answer.
     """
-    words, prompt = _split(argv)
-    url, flags = take_value("--url", words)
-    parsed = parse_flags(flags, environ)
+    words, flags = [*given.words], [*given.flags]
+    named = parse(flags, {}).config.model_named
+    if words and named is None:
+        flags += ["--model", words.pop(0)]
+    prompt = " ".join(words)
+    config = parse_flags(flags, given.environ).config
     if not sys.stdin.isatty():
         prompt = "\n\n".join(filter(None, [prompt, sys.stdin.read().strip()]))
         if not prompt:
             raise ConfigError("run needs a prompt, as an argument or on standard input")
-    server = AgentServer(url, parsed.config, flags, environ)
+    server = AgentServer(given["url"], config, flags, given.environ)
     return run_foreground(partial(_run, server, prompt))
-
-
-def _split(argv: Sequence[str]) -> tuple[list[str], str]:
-    """Split the arguments into flags, with the model as one of them, and the prompt."""
-    words = list(argv)
-    named: list[str] = []
-    if words and not words[0].startswith("-"):
-        named = ["--model", words.pop(0)]
-    n_prompt = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    return [*named, *words[n_prompt:]], " ".join(words[:n_prompt])
 
 
 async def _run(server: AgentServer, prompt: str) -> int:

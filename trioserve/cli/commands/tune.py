@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -14,10 +15,10 @@ import trio
 from trioserve.bench import report, speed
 from trioserve.bench.client import Server
 from trioserve.bench.search import N_ROUNDS, Factor, Flags, Found, Search, Speeds, Trial
-from trioserve.cli.address import take_value
-from trioserve.cli.commands import parse_flags, table
-from trioserve.cli.commands.bench import number, writable
 from trioserve.cli.local_server import Props, client_of, models_at, only, started
+from trioserve.cli.options import Arguments
+from trioserve.cli.output import table
+from trioserve.cli.progress import ProgressReport
 from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config
 from trioserve.config.parse import parse
@@ -44,20 +45,15 @@ _NAMES = {
 _HEAD = ("FACTOR", "FLAGS", "SPEED", "NOISE", "RESULT")
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
         ConfigError: a flag or a variable is invalid.
         TrioServeError: the model cannot be loaded, or a request fails.
     """
-    seconds, words = take_value("--seconds", argv)
-    file, words = take_value("--json", words)
-    path = None if file is None else writable("--json", file)
-    parsed = parse_flags(words, environ)
-    tuning = Tuning(
-        parsed.config, words, environ, 120 if seconds is None else number("--seconds", seconds)
-    )
+    path, config = given["json"], given.parsed().config
+    tuning = Tuning(config, given.flags, given.environ, given["seconds"])
     try:
         return run_until_signal(tuning.run)
     finally:  # an early end loses nothing
@@ -153,6 +149,8 @@ class Tuning:
     _n_measured: int = 0
     _n_prompt: int = 0
     _n_gen: int = _OUTPUTS[0]
+    _began: float = 0.0
+    _progress: ProgressReport = attrs.field(factory=lambda: ProgressReport(sys.stderr))
     _seed: str = attrs.field(factory=partial(secrets.token_hex, 4))
 
     async def run(self) -> None:
@@ -162,12 +160,14 @@ class Tuning:
 
         factors = factors_of(self.config, len(allowed_cpus()), threads(-1))
         n_runs = sum(2 * len(one.options) + 2 + 2 * N_ROUNDS for one in factors) + 2 * N_ROUNDS
+        self._began = trio.current_time()
         async with trio.open_nursery() as nursery:
             servers = Servers(nursery, self._started)
             await self._calibrate(servers, self.seconds / (6 * n_runs))
             print(_line(_HEAD), end="", flush=True)
             search = Search(partial(self._measure, servers), self._tell, _SEARCH * self.seconds)
-            self.found = await search.run(factors)
+            with self._progress:
+                self.found = await search.run(factors)
             nursery.cancel_scope.cancel()
         print(verdict(self.found, self.trials), end="")
 
@@ -210,6 +210,8 @@ class Tuning:
     async def _measure(self, servers: Servers, flags: Flags) -> Speeds:
         server = await servers.get(flags)
         self._n_measured += 1
+        past = min(trio.current_time() - self._began, self.seconds)
+        self._progress.tell(f"Measurement {self._n_measured}", past, self.seconds)
         seed, many = f"{self._n_measured}", self.config.parallel
         tests = {"prompt": speed.Workload(n_prompt=self._n_prompt)}
         tests["1 stream"] = speed.Workload(n_gen=self._n_gen)
@@ -224,6 +226,7 @@ class Tuning:
 
     def _tell(self, trial: Trial) -> None:
         self.trials.append(trial)
+        self._progress.clear()
         print(_line(row_of(trial)), end="", flush=True)
 
     def plain(self) -> dict[str, object]:

@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, cast
 from urllib.parse import quote
 
 import msgspec
 
-from trioserve.cli.address import Address, take_value
-from trioserve.cli.commands import table, take
+from trioserve.cli.address import Address
 from trioserve.cli.local_server import asked
+from trioserve.cli.options import Arguments
+from trioserve.cli.output import Column, print_list
 from trioserve.cli.signals import run_until_signal
 from trioserve.config import readers
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError, UnavailableError
 from trioserve.remote.answers import Count, Text
 
-_DAYS = 30
-
 #: Entries of a page that a server is asked for, and how many pages it may have.
 _PAGE = 1000
 _MAX_PAGES = 1000
 
-_HEADINGS = {"day": "DAY", "key": "KEY", "model": "MODEL"}
-_NUMBERS = {
-    "requests": "REQUESTS",
-    "input_tokens": "INPUT",
-    "cached_input_tokens": "CACHED",
-    "output_tokens": "OUTPUT",
-    "seconds": "SECONDS",
-}
+_GROUPS = ("day", "key", "model")
+_NUMBERS = (
+    Column("requests", right=True),
+    Column("input_tokens", right=True, heading="INPUT"),
+    Column("cached_input_tokens", right=True, heading="CACHED"),
+    Column("output_tokens", right=True, heading="OUTPUT"),
+    Column("seconds", "{:.1f}".format, right=True),
+)
 
 
 class _Row(msgspec.Struct):
-    """The counts of a server; the fields are those of `_HEADINGS` and `_NUMBERS`."""
+    """The counts of a server; the fields are those of `_GROUPS` and `_NUMBERS`."""
 
     day: Text | None
     key: Text | None
@@ -54,7 +52,7 @@ class _Usage(msgspec.Struct):
     last_id: Text | None = None
 
 
-def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+def run(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`.
 
     Raises:
@@ -64,42 +62,37 @@ def run(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """
     from trioserve.store.usage import Group, UsageQuery, day_before, day_of
 
-    words, switches = take(argv, "--json")
-    given: dict[str, str | None] = {}
-    for flag in ("--store", "--url", "--since", "--by"):
-        given[flag], words = take_value(flag, words)
-    groups = _groups(given["--by"] or "day,key,model")
+    groups = _groups(given["by"])
     end = day_of(time.time())
-    start = day_before(end, _days(given["--since"]) - 1)
-    if (store := given["--store"]) is None:
-        config = parse(words, environ).config
-        rows = _ask(Address.of(given["--url"], config), start, end, groups)
-    elif words or given["--url"] is not None:
-        raise ConfigError(f"usage: --store takes no {' '.join(words) or '--url'} beside it")
+    start = day_before(end, _days(given["since"]) - 1)
+    if (store := given["store"]) is None:
+        config = parse(given.flags, given.environ).config
+        rows = _ask(Address.of(given["url"], config), start, end, groups)
+    elif given.flags or given["url"] is not None:
+        words = " ".join(given.flags) or "--url"
+        raise ConfigError(f"usage: --store takes no {words} beside it")
     else:
         from trioserve.store.database import reading
 
         query = UsageQuery(start=start, end=end, groups=cast(Sequence[Group], groups))
         with reading(store) as connection:
             rows = query.read(connection)
-    if "--json" in switches:
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
-    else:
-        print(_table(rows, groups), end="")
+    groups_first = [Column(name, lambda text: text or "-", missing="-") for name in groups]
+    print_list([*groups_first, *_NUMBERS], rows, as_json=given["json"])
     return 0
 
 
 def _groups(text: str) -> list[str]:
     names = list(dict.fromkeys(text.split(",")))
-    if not {*names} <= {*_HEADINGS}:
+    if not {*names} <= {*_GROUPS}:
         raise ConfigError("usage: --by must be day, key or model, or several of them, with commas")
     return names
 
 
-def _days(text: str | None) -> int:
+def _days(text: str) -> int:
     """Read the number of days, today included."""
     try:
-        days = _DAYS if text is None else readers.integer(text)
+        days = readers.integer(text)
     except ValueError:
         days = 0
     if not 1 <= days <= 10_000:
@@ -123,15 +116,3 @@ def _ask(address: Address, start: str, end: str, groups: Sequence[str]) -> list[
 
     run_until_signal(look)
     return [msgspec.structs.asdict(row) for row in rows]
-
-
-def _table(rows: Iterable[Mapping[str, Any]], groups: Sequence[str]) -> str:
-    head = [*(_HEADINGS[name] for name in groups), *_NUMBERS.values()]
-    cells = [
-        [
-            *(one[name] or "-" for name in groups),
-            *(f"{one[name]:.1f}" if name == "seconds" else str(one[name]) for name in _NUMBERS),
-        ]
-        for one in rows
-    ]
-    return table([head, *cells], right=range(len(groups), len(head)))

@@ -1,0 +1,85 @@
+"""What commands print: notes, tables and lists, with colors where the terminal has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TextIO
+
+import attrs
+
+#: Codes of colors that can be read on black and on white.
+BOLD, DIM, RED, GREEN, YELLOW, BLUE = "1", "2", "31", "32", "33", "34"
+
+
+def has_colors(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a stream takes colors: see https://no-color.org and https://force-color.org."""
+    if environ.get("NO_COLOR"):
+        return False
+    if environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return True
+    return stream.isatty() and environ.get("TERM") != "dumb"
+
+
+def styled(text: str, code: str, stream: TextIO | None = None) -> str:
+    """Give a text its color, if the stream (standard output) takes colors."""
+    return f"\x1b[{code}m{text}\x1b[0m" if has_colors(stream or sys.stdout) else text
+
+
+def note(text: str, code: str = YELLOW) -> None:
+    """Print a line for the user on standard error, after the name of the program."""
+    print(f"{styled('trioserve:', code, sys.stderr)} {text}", file=sys.stderr)
+
+
+@attrs.frozen
+class Column:
+    """A column of a list.
+
+    Attributes:
+        name: its key in JSON, whose capitals are the heading.
+        text: formats a value.
+        right: whether it is right-aligned.
+        heading: another heading.
+        missing: the text of None.
+    """
+
+    name: str
+    text: Callable[[Any], str] = str
+    right: bool = False
+    heading: str = ""
+    missing: str = ""
+
+
+def print_list(
+    columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, as_json: bool = False
+) -> None:
+    """Print rows as a table, or with all that they have as a list in JSON."""
+    if as_json:
+        print(json.dumps(list(rows), indent=2, ensure_ascii=False, default=str))
+        return
+    head = [one.heading or one.name.upper() for one in columns]
+    cells = [
+        [one.missing if (it := row[one.name]) is None else one.text(it) for one in columns]
+        for row in rows
+    ]
+    right = {i for i, one in enumerate(columns) if one.right}
+    print(table([head, *cells], right=right, has_head=True), end="")
+
+
+def table(
+    rows: Sequence[Sequence[str]], *, right: Iterable[int] = (), has_head: bool = False
+) -> str:
+    """Format rows as a table; the columns with numbers in `right` are right-aligned."""
+    widths, numbers = [max(map(len, column)) for column in zip(*rows, strict=True)], {*right}
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i in numbers else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    if has_head:
+        lines[0] = styled(lines[0], BOLD)
+    return "".join(f"{line}\n" for line in lines)
