@@ -189,7 +189,7 @@ async def test_over_http_until_a_signal_comes() -> None:
         (("--http",), 2, "--http needs a value"),
         (("--url", "ftp://example.com"), 2, "--url must be an address"),
         (("--url",), 2, "--url needs a value"),
-        (("--no-such-flag",), 2, "mcp does not take"),
+        (("--no-such-flag",), 2, "is not a flag"),
         (("model.gguf",), 2, "mcp does not take"),
         (("-m", "no-such-model.gguf"), 1, "no-such-model.gguf cannot be read"),
         (("-m", __file__), 1, "not a GGUF file"),
