@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.engine_events import preempt
 from tests.support.engine_harness import Harness
+from trioserve.engine.rollback import Rollback
 from trioserve.engine.slot import Slot
 from trioserve.errors import DecodeError, KVCacheFullError
 from trioserve.testing import ScriptedBackend
@@ -150,10 +151,80 @@ def test_a_draft_ends_where_the_sequence_does() -> None:
     assert harness.finish(1).truncated
 
 
-def test_no_draft_for_a_sequence_that_cannot_be_cut() -> None:
+def test_no_draft_for_a_sequence_that_does_not_go_back() -> None:
     harness, slot = start(ScriptedBackend(can_cut=False))
     propose(harness, slot, "ELLO")
     assert slot.n_pending == 1
+
+
+def test_a_state_that_goes_back_by_a_few_tokens() -> None:
+    harness, slot = start(ScriptedBackend(can_cut=False, rollback=Rollback(n_max=3)))
+    propose(harness, slot, "EXLO WORLD")
+    assert slot.n_pending == 4
+    harness.step()
+    assert harness.text(1) == "HEL"
+    assert bytes(harness.backend.sequences[0]) == b"hello worldHE"
+    harness.run()
+    assert harness.text(1) == "HELLO WORLD"
+
+
+def test_a_state_from_before_is_followed_by_what_was_right() -> None:
+    rollback = Rollback(n_max=8, needs_state=True)
+    harness, slot = start(ScriptedBackend(can_cut=False, rollback=rollback))
+    for draft, text, n_ahead in (
+        ("ELxO", "HELL", 3),
+        ("Ox", "HELLO ", 5),
+        ("WOR", "HELLO WORL", 0),
+    ):
+        propose(harness, slot, draft)
+        harness.step()
+        assert harness.text(1) == text
+        assert slot.request is not None and slot.request.n_ahead == n_ahead
+    harness.run()
+    assert harness.text(1) == "HELLO WORLD"
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_what_cannot_go_back_is_computed_again(succeeds: bool) -> None:
+    rollback = Rollback(n_max=8, needs_state=True)
+    harness, slot = start(ScriptedBackend(can_cut=False, rollback=rollback))
+    harness.backend.on_rewind = lambda: succeeds
+    propose(harness, slot, "ELxO")
+    harness.step()
+    assert slot.in_decode == succeeds
+    assert bytes(harness.backend.sequences[0]) == (b"hello world" if succeeds else b"")
+    harness.run()
+    assert harness.text(1) == "HELLO WORLD"
+
+
+def test_drafts_of_one_length_before_one_prompt() -> None:
+    """The backend asserts it."""
+    rollback = Rollback(n_max=4, n_together=20)
+    backend = ScriptedBackend(n_slots=6, n_ctx=2048, can_cut=False, rollback=rollback)
+    harness = Harness(backend)
+    texts = ["hello world", "other text", "a third one", "x" * 300, "y" * 200, "short"]
+    for i, text in enumerate(texts[:3]):
+        harness.submit(i, text)
+    harness.step()
+    harness.submit(3, texts[3])
+    harness.submit(4, texts[4])
+    harness.submit(5, texts[5], draft_max=0)
+    scheduler = harness.engine._scheduler
+    while harness.engine._scheduler.has_work:
+        guesses = []
+        for slot in scheduler.slots:
+            if (one := slot.request) is not None and slot.in_decode:
+                rest = one.task.prompt.tokens[one.n_output :]
+                guesses.append((slot, bytes(rest[: slot.id]).decode().upper().encode()))
+        scheduler.propose(guesses)
+        scheduler.even_out()
+        drafts = [one.draft for slot in scheduler.slots if (one := slot.request) and one.draft]
+        lengths = set(map(len, drafts))
+        assert len(lengths) <= 1
+        harness.step()
+    assert [harness.text(i) for i in range(6)] == [text.upper() for text in texts]
+    timings = [harness.finish(i).timings for i in range(6)]
+    assert sum(one.draft_n_accepted for one in timings) == sum(one.draft_n for one in timings) > 10
 
 
 def test_a_draft_shares_the_batch_with_prompts() -> None:

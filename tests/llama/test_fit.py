@@ -18,6 +18,7 @@ from trioserve.errors import ModelLoadError
 from trioserve.llama import fit as module, header, room as rooms
 from trioserve.llama.estimate import measure
 from trioserve.llama.fit import Fit, Models, Room, fit, layout_of, need, summary
+from trioserve.llama.layout import MAX_SNAPSHOTS
 from trioserve.llama.shape import Layer, Shape
 from trioserve.models import BUNDLED
 
@@ -59,6 +60,7 @@ def shape(
             )
         )
     return Shape(
+        arch="qwen35" if state else "llama",
         n_ctx_train=n_ctx,
         n_vocab=n_vocab,
         n_embd=n_embd,
@@ -110,6 +112,13 @@ def room(ram: float, gpus: tuple[float, ...] = (), **fields: bool) -> Room:
 
 def fits(models: Models, config: Config, there: Room, *, may_drop: bool = False) -> bool:
     return module._fits(need(models, config, there), config, there, may_drop=may_drop)
+
+
+def test_states_to_go_back_to_count() -> None:
+    config, models = Config(parallel=2, cache_seqs=0), Models(model=SHAPES["mamba2-3b"])
+    plain = need(models, config, room(32))
+    drafted = need(models, attrs.evolve(config, spec_type=("ngram-mod",)), room(32))
+    assert drafted.cache - plain.cache == MAX_SNAPSHOTS * 2 * 64 * 2_700_000
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioserve.engine.adapters import AdapterBackend
+from trioserve.engine.rollback import Rollback
 from trioserve.types import (
     Adapters,
     CacheRoot,
@@ -416,6 +417,7 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
     #: Without `can_cut`, the most cells of a sequence that can still be cut anywhere, also after
     #: `KVMemory.restore`: a sliding window that is not full has forgotten nothing.
     cuttable: int
+    rollback: Rollback
 
     @property
     def drafters(self) -> Sequence[Drafter]:

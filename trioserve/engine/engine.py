@@ -95,6 +95,7 @@ class Engine(EngineLoop):
             strategy,
             n_batch=backend.n_batch,
             n_score_rows=backend.n_score_rows,
+            is_even=backend.rollback.is_even,
             unified=backend.unified,
             has_adapters=bool(backend.adapters),
             encoder=self.encoder,
@@ -352,8 +353,9 @@ class Engine(EngineLoop):
         n_before = len(request.keys)
         chunk = self._outputs.accept(request, tokens, pace)
         new = request.keys[n_before:]
-        n_right = self.drafts.settle(slot, new[: len(tokens) - 1]) if request.draft else 0
-        request.n_ahead = max(0, len(new) - n_right - 1)
+        request.n_ahead = max(0, len(new) - 1)
+        if request.draft:
+            self.drafts.settle(slot, new[: len(tokens) - 1])
         if chunk is not None:
             self._fresh.append(request.with_drafts(chunk))
             if len(chunk.tokens) == request.n_output:

@@ -64,6 +64,11 @@ class Work:
     n_cells: int
     in_decode: bool
 
+    @property
+    def has_draft(self) -> bool:
+        """Whether guesses follow its cells."""
+        return self.slot.request is not None and bool(self.slot.request.draft)
+
     def fill(self, batch: Batch) -> int:
         """Put them into the batch; returns the row to sample from.
 
@@ -260,6 +265,7 @@ class Planner:
         n_batch: the most cells of one step.
         unified: whether all sequences share the cells of the KV cache.
         n_score_rows: how many cells of a step may have logits for the scores of prompts.
+        is_even: drafts are of one length, and have one prompt beside them; see `Rollback`.
         has_adapters: requests may have LoRA adapters, so that not all fit in one batch.
         encoder: makes embeddings of media; None: there is only text.
     """
@@ -271,6 +277,7 @@ class Planner:
         n_batch: int,
         unified: bool,
         n_score_rows: int = 1,
+        is_even: bool = False,
         has_adapters: bool = False,
         encoder: MediaEncoder | None = None,
     ) -> None:
@@ -278,7 +285,7 @@ class Planner:
         strategy.begin(unified=unified)
         self.background = Background()
         self._n_batch, self._n_score_rows = n_batch, n_score_rows
-        self._by_sequence = not unified
+        self._by_sequence, self._is_even = not unified, is_even
         self._encoder = encoder
         self.turns: AdapterTurns | None = None
         if has_adapters:
@@ -337,10 +344,14 @@ class Planner:
                 drafts.append(Work(slot, slot.n_pending, True))
             else:
                 streams.append(slot)
+        if self._is_even:  # llama.cpp begins with the rows of the others
+            drafts.sort(key=lambda work: work.has_draft)
         has_streams = bool(streams or drafts)
         behind = [slot for slot in prompts if n_background and _is_background(slot)]
         if prompts := behind or prompts:
             prompts = self._whose_kind(sorted(prompts, key=arrival), has_streams)
+            if self._is_even and drafts and drafts[-1].has_draft:
+                prompts = prompts[:1]
         self._owes_streams = False
         if not prompts:
             plan = StepPlan(streams, drafts, by_sequence=self._by_sequence)

@@ -44,6 +44,8 @@ class Scheduler:
         self.stalled: dict[int, RequestState] = {}  # paused and without a slot, by task id
         self.n_ctx, self.n_ctx_seq = backend.n_ctx, backend.n_ctx_seq
         self._n_outputs, self._cuttable = backend.n_outputs, backend.cuttable
+        #: What guesses may be taken back.
+        self.rollback = backend.rollback
         self.cache = cache
         #: Of prompts whose requests want them.
         self.scores = ScoreKeeper(backend)
@@ -186,12 +188,19 @@ class Scheduler:
     def rows_for_drafts(self) -> int:
         """How many rows of the batch drafts may still take, besides one for each slot.
 
-        0 where sequences cannot be cut.
+        0 where they cannot be taken back. In a split cache, llama.cpp computes several sequences
+        together only if their numbers are consecutive.
         """
-        if not self.cache.can_cut:
+        rollback, running = self.rollback, self.running()
+        if not rollback.n_max or (rollback.is_even and not self.cache.unified and len(running) > 1):
             return 0
-        n_drafted = sum(len(slot.request.draft) for slot in self.slots if slot.request is not None)
-        return self._n_outputs - len(self.slots) - n_drafted
+        n_more = sum(one.n_ahead if rollback.is_even else one.n_more for one in running)
+        n_rows = self._n_outputs - len(self.slots) - n_more
+        if rollback.is_even:
+            n_streams = sum(slot.decodes for slot in self.slots)
+            n_each = rollback.n_together // (1 + n_streams) - 1
+            n_rows = min(n_rows, n_streams * n_each)
+        return max(0, n_rows)
 
     def propose(self, drafts: Sequence[tuple[Slot, Sequence[TokenId]]]) -> int:
         """Give slots in decode drafts: guesses of their next tokens, checked in the next step.
@@ -203,16 +212,36 @@ class Scheduler:
         for slot, tokens in drafts:
             assert slot.request is not None
             n_left += len(slot.request.draft)
-            n_tokens = min(n_left, slot.room_for_draft(self.n_ctx_seq))
+            n_tokens = min(n_left, self.rollback.n_max, slot.room_for_draft(self.n_ctx_seq))
             slot.request.draft = list(tokens[:n_tokens])
             n_left -= len(slot.request.draft)
         return n_rows - n_left
 
+    def even_out(self) -> None:
+        """Make all drafts as long as the longest, or as there is room for, with any tokens.
+
+        Slots without a draft get one of these, too: rows of another number take a step's time.
+        """
+        streams = [(slot, one) for slot in self.slots if (one := slot.request) and slot.decodes]
+        drafts = [request.draft for _, request in streams]
+        self.drop_drafts()
+        n_each = self.rows_for_drafts() // max(1, len(streams))
+        length = min(n_each, max(map(len, drafts), default=0))
+        for (slot, request), draft in zip(streams, drafts, strict=True):
+            if slot.room_for_draft(self.n_ctx_seq) >= length and not request.n_ahead:
+                request.n_padded = max(0, length - len(draft))
+                request.draft = draft[:length] + request.keys[-1:] * request.n_padded
+
     def roll_back(self, slot: Slot, n_cells: int) -> None:
-        """Take the last cells out of a sequence: the end of a draft that was not accepted."""
+        """Take the last cells out of a sequence: the end of a draft that was not accepted.
+
+        What is gone with them is decoded again.
+        """
         assert slot.request is not None and slot.seq is not None
-        slot.request.draft = []
-        self.cache.held.cut(slot.seq, len(slot.seq.held) - n_cells)
+        slot.request.draft, slot.request.n_padded = [], 0
+        self.cache.held.take_back(slot.seq, n_cells)
+        slot.in_decode = bool(slot.seq.held)
+        slot.request.n_ahead = max(0, slot.n_pending - 1)
 
     def drop_drafts(self) -> bool:
         """Drop all drafts; returns whether there were any."""
@@ -257,6 +286,10 @@ class Scheduler:
         self._make_room()
         plan = self.planner.plan(self.slots)
         self._is_blocked = not plan.n_cells and bool(self.preempted)
+        if self.rollback.needs_state:
+            for slot in plan.slots:
+                if slot.request is not None and slot.request.draft and slot.seq is not None:
+                    self.cache.held.expect_to_take_back(slot.seq)
         return plan
 
     def note_prefill(self, slot: Slot) -> None:

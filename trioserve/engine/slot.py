@@ -63,7 +63,9 @@ class RequestState(QueuedRequest):
     checkpoints: list[int] = attrs.field(factory=list)
     #: Guesses of the tokens that come next. The next step decodes them after the newest key.
     draft: list[TokenId] = attrs.field(factory=list)
-    #: Forced tokens before the newest one, which are not decoded yet either.
+    #: Tokens at its end that are no guesses, but make it as long as others.
+    n_padded: int = 0
+    #: Tokens before the newest one, which are not decoded yet either: forced, or taken back.
     n_ahead: int = 0
     n_drafts: int = 0  # that were checked
     n_drafted: int = 0  # tokens in them
@@ -298,6 +300,11 @@ class Slot:
     #: text by now; the prefix cache knows which of the keys are still cached.
     kept: list[CellKey] = attrs.field(factory=list)
     root: CacheRoot = attrs.field(factory=CacheRoot)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it has a request that each step adds a token to."""
+        return self.request is not None and self.in_decode and not self.request.paused
 
     @property
     def n_held(self) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioserve.config import Config
+from trioserve.engine.rollback import Rollback
 from trioserve.errors import (
     DecodeError,
     DecodeInterruptedError,
@@ -26,7 +27,7 @@ from trioserve.errors import (
     ModelLoadError,
 )
 from trioserve.llama import library
-from trioserve.llama.layout import CACHE_TYPES, Layout, check_memory, choose
+from trioserve.llama.layout import CACHE_TYPES, Layout, check_memory, choose, snapshots
 from trioserve.llama.lazy_pages import KVPages, LazyPages, NotLazyError
 from trioserve.llama.library import HandleOwner, lib, short
 from trioserve.llama.machine import HugePages, allowed_cpus, cpu_quota, physical_cores
@@ -330,6 +331,15 @@ class Context(HandleOwner):
         #: Whether all sequences share the cells. A single sequence has all of them anyway.
         self.unified = bool(params.kv_unified) or self.n_seqs == 1
         self.memory = Memory(handle, self.n_seqs, unified=bool(params.kv_unified), pages=pages)
+        #: What guesses its sequences can take back.
+        self.rollback = self._rollback(model, params)
+
+    def _rollback(self, model: LlamaModel, params: Any) -> Rollback:
+        if not model.has_state:  # a physical batch overwrites no cell that its first row sees
+            return Rollback(n_max=self.n_ctx_seq if model.can_cut else params.n_ubatch)
+        if n_states := lib.llama_n_rs_seq(self.handle):
+            return Rollback(n_max=n_states, n_together=self.n_ubatch)
+        return Rollback(n_max=params.n_ubatch, needs_state=True)
 
     def decode(self, batch: AnyBatch, *, encodes: bool = False) -> None:
         """Run a batch. An empty one does nothing.
@@ -456,7 +466,7 @@ def sampled_rows(model: LlamaModel, config: Config, n_seqs: int) -> int:
 
 def draft_rows(model: LlamaModel, config: Config) -> int:
     """Return how many rows of a batch the drafts of all slots may take."""
-    return DRAFT_ROWS if config.draft_types and model.can_cut else 0
+    return DRAFT_ROWS if config.draft_types else 0
 
 
 def generation_params(
@@ -494,8 +504,11 @@ def generation_params(
     params.n_outputs_max = n_rows + min(n_scores, n_left)
     if config.backend_sampling:
         params.n_outputs_max_per_seq = min(1 + draft_rows(model, config), params.n_outputs_max)
-    params.n_batch = max(n_batch, params.n_outputs_max, max_chunk)
-    params.n_ubatch = max(min(config.ubatch_size, params.n_batch), max_chunk)
+    params.n_rs_seq = snapshots(config, model.arch) if is_whole else 0
+    # A physical batch with more rows than a sequence goes back by; otherwise, llama.cpp aborts.
+    least = max(max_chunk, params.n_rs_seq + 2 if params.n_rs_seq else 0)
+    params.n_batch = max(n_batch, params.n_outputs_max, least)
+    params.n_ubatch = max(min(config.ubatch_size, params.n_batch), least)
     if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
         # llama.cpp tries out where each physical batch goes before it computes the first of them.
         # Where there is no room for all, cells of the window are gone that were still needed.

@@ -55,14 +55,16 @@ class DraftText:
     held: list[TokenId] = attrs.field(factory=list)
     root: CacheRoot = attrs.field(default=CacheRoot())
     n_agreed: int = 0  # keys that are known to be the slot's; more may be
+    #: Of a recurrent model: how many keys it had before the last guesses, and the state then.
+    before: tuple[int, bytes] = (0, b"")
     is_closed: bool = False  # no more drafts, until the slot has another text
 
 
 class DraftTexts:
     """The sequences of the draft model's context."""
 
-    def __init__(self, memory: Memory, n_seqs: int) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory, n_seqs: int, *, can_cut: bool = True) -> None:
+        self._memory, self._can_cut = memory, can_cut
         self._all = [DraftText(i) for i in range(n_seqs)]
 
     def follow(self, request: DraftRequest) -> DraftText:
@@ -79,24 +81,40 @@ class DraftTexts:
         n_shared = n_known + shared_length(text.held[n_known:], maybe_shared)
         if len(keys) - n_shared > FEW:
             n_shared = self._copy_longer(text, keys, n_shared)
-        n_shared = min(n_shared, len(keys) - 1)
+        n_shared = self._reachable(text, min(n_shared, len(keys) - 1))
         if n_shared < len(text.held):
-            self._memory.remove(text.id, n_shared)
+            if self._can_cut or not n_shared:
+                self._memory.remove(text.id, n_shared)
+            elif not self._memory.rewind(text.id, *text.before):
+                n_shared = 0
             del text.held[n_shared:]
         text.n_agreed = n_shared
         return text
+
+    def _reachable(self, text: DraftText, length: int) -> int:
+        """Return how many of the first `length` keys of a sequence it can be cut to."""
+        if self._can_cut or length == len(text.held):
+            return length
+        return text.before[0] if text.before[0] <= length else 0
+
+    def expect_guesses(self, text: DraftText) -> None:
+        """Prepare for cutting the guesses that come next."""
+        if not self._can_cut:
+            text.before = len(text.held), self._memory.save(text.id, partial=True)
 
     def _copy_longer(self, text: DraftText, keys: Sequence[TokenId], n_shared: int) -> int:
         """Take over another sequence with a longer beginning of the keys; returns its length."""
         wanted = list(keys)
         alike = [other for other in self._all if other is not text and other.root == text.root]
-        lengths = {other.id: shared_length(other.held, wanted) for other in alike}
+        lengths = {
+            other.id: self._reachable(other, shared_length(other.held, wanted)) for other in alike
+        }
         best = max(lengths, key=lengths.__getitem__, default=None)
         if best is None or lengths[best] < n_shared + FEW:
             return n_shared
         self._memory.remove(text.id, 0)
         self._memory.copy(best, text.id)
-        text.held = list(self._all[best].held)
+        text.held, text.before = list(self._all[best].held), self._all[best].before
         return lengths[best]
 
     def reopen(self, slot_id: int) -> None:
@@ -107,7 +125,7 @@ class DraftTexts:
     def clear(self, text: DraftText) -> None:
         """Forget all of a text."""
         self._memory.remove(text.id, 0)
-        text.held, text.n_agreed = [], 0
+        text.held, text.n_agreed, text.before = [], 0, (0, b"")
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless the texts agree with llama.cpp."""
@@ -218,7 +236,7 @@ class LlamaDrafter:
 
     Args:
         model: with the vocabulary of the model that it drafts for. It is closed with the drafter.
-        context: of this model, with a sequence for each slot; they can be cut. It is closed, too.
+        context: of this model, with a sequence for each slot. It is closed, too.
         n_vocab: tokens of the other model's vocabulary; the draft model may know some more.
         rules: how drafts are made.
     """
@@ -239,7 +257,7 @@ class LlamaDrafter:
         self._n_shared = min(n_vocab, self._n_known)
         self._ends = model.vocab.end_of_generation
         self._batch = LlamaBatch(context.n_batch, n_vocab=self._n_known, n_seqs=context.n_seqs)
-        self._texts = DraftTexts(context.memory, context.n_seqs)
+        self._texts = DraftTexts(context.memory, context.n_seqs, can_cut=model.can_cut)
         self._token_s = 0.0  # seconds to catch up by a token
         self._has_failed = False
 
@@ -314,6 +332,8 @@ class LlamaDrafter:
                 drafts.append(_Draft(text, n_max))
         started = monotonic()
         self._decode(added)
+        for draft in drafts:
+            self._texts.expect_guesses(draft.text)
         n_tokens = len(self._batch)
         if n_tokens > FEW:  # fewer say too little about many
             self._token_s = average(self._token_s, (monotonic() - started) / n_tokens)
@@ -397,24 +417,13 @@ def load_drafter(
     Raises:
         ModelLoadError: it cannot be used, and the message names its file; or `progress` cancelled.
     """
-    check_cuts(target, "a draft model")
     own = draft_config(config, context)
     with loading(LlamaModel.load(own, progress=progress), "cannot be the draft model") as model:
-        _check_kind(model)
         check_vocabulary(model, target)
         drafts = open_context(model, own, n_scores=0)
     rules = DraftRules.of(config, min(drafts.n_ctx_seq, model.max_n_ctx_seq(own)))
     _log.info("draft model", path=model.info.path, n_max=rules.n_max)
     return LlamaDrafter(model, drafts, target.vocab.n_tokens, rules)
-
-
-def check_cuts(target: LlamaModel, what: str) -> None:
-    """Raise ModelLoadError unless a model can take back wrong guesses, as it must to have these."""
-    if not target.can_cut:
-        raise ModelLoadError(
-            f"The model in {target.info.path} cannot have {what}, because it cannot take back "
-            "wrong guesses; with sliding windows, it can if you set swa_full."
-        )
 
 
 @contextmanager
@@ -471,14 +480,6 @@ def draft_config(config: Config, context: Context | Layout) -> Config:
         n_cpu_ffn=0,
     )
     return attrs.evolve(config, **own)
-
-
-def _check_kind(model: LlamaModel) -> None:
-    """Raise ModelLoadError unless its sequences can be cut."""
-    if not model.can_cut:
-        raise ModelLoadError(
-            f"its architecture, {model.arch}, is recurrent, so wrong guesses cannot be taken back."
-        )
 
 
 def check_vocabulary(model: LlamaModel, target: LlamaModel) -> None:

@@ -38,6 +38,7 @@ from trioserve.llama.layout import (
     decide,
     for_embeddings,
     pad,
+    snapshots,
 )
 from trioserve.llama.model import longest
 from trioserve.llama.shape import Layer, Shape
@@ -218,6 +219,7 @@ def layout_of(shape: Shape, config: Config, room: Room) -> Layout:
     facts = LayoutFacts(
         n_ctx_train=shape.n_ctx_train,
         can_cut=_can_cut(shape, config),
+        n_snapshots=snapshots(config, shape.arch),
         longest=longest(shape.n_ctx_train, config, lambda: shape.has_positions),
         elastic_size=_elastic_size(shape, config, room),
         memory=room.total_ram or None,
@@ -269,7 +271,7 @@ def _need(shape: Shape, config: Config, room: Room) -> _Sum:
         in_ram += layer.dense if i < config.n_cpu_ffn else 0
         n_cells = windows if layer.is_windowed and not config.swa_full else layout.n_ctx
         of_cache = int(_cell(layer, config) * n_cells) if shape.is_causal else 0
-        of_cache += layer.state * layout.n_seqs
+        of_cache += layer.state * layout.n_seqs * (1 + snapshots(run, shape.arch))
         if place is None or not config.kv_offload:
             cache += of_cache
         else:
@@ -298,7 +300,7 @@ def _need(shape: Shape, config: Config, room: Room) -> _Sum:
 
 def _batch(shape: Shape, config: Config, layout: Layout) -> tuple[int, int, int]:
     """Return how many rows are sampled from, how many are for scores, and the physical batch."""
-    n_drafts = DRAFT_ROWS if config.draft_types and _can_cut(shape, config) else 0
+    n_drafts = DRAFT_ROWS if config.draft_types else 0
     n_outputs = max(layout.n_seqs, config.parallel + n_drafts)
     n_batch, n_scores = min(config.batch_size, layout.n_ctx), 0
     if not config.serves_embeddings:

@@ -17,7 +17,6 @@ from trioserve.llama.batch import RowBatch
 from trioserve.llama.context import Context, generation_params
 from trioserve.llama.drafter import (
     DraftRules,
-    check_cuts,
     check_vocabulary,
     draft_config,
     loading,
@@ -133,10 +132,6 @@ class _Loader:
         finally:
             library.lines.are_expected = bool
 
-    def _load(self, own: Config, progress: Progress | None) -> LlamaModel:
-        check_cuts(self._model, "drafts by a head")
-        return LlamaModel.load(own, progress=progress, is_head=True)
-
     # -- MTP heads
 
     def mtp(self, progress: Progress | None) -> HeadDrafter:
@@ -149,7 +144,9 @@ class _Loader:
             )
             return self._mtp(None, own)
         own = attrs.evolve(draft_config(self._config, self._context), spec_type=("draft-mtp",))
-        with loading(self._load(own, progress), "cannot make drafts") as model:
+        with loading(
+            LlamaModel.load(own, progress=progress, is_head=True), "cannot make drafts"
+        ) as model:
             self._check_assistant(model) if model.arch in ASSISTED else self._check_mtp(model)
             check_vocabulary(model, self._model)
             return self._mtp(model, own)
@@ -200,7 +197,6 @@ class _Loader:
             raise ModelLoadError(
                 f"spec_type 'draft-mtp' needs a file with MTP heads, and {path} has none."
             )
-        check_cuts(main, "drafts by a head")
         if why := refusal(main.arch, self._name):
             raise ModelLoadError(f"The MTP heads of {path} cannot be used: {why}.")
         if n_heads > (most := FAMILIES[main.arch].n_mtp):
@@ -225,6 +221,8 @@ class _Loader:
                 f"it is an assistant of models of the architecture {ASSISTED[model.arch]}, and not "
                 f"{main.arch}."
             )
+        if main.window:
+            raise ModelLoadError("it reads all of the model's KV cache, so set swa_full.")
         self._check_width(model, lib.llama_model_n_embd_out(model.handle))
         for key in ("key_length", "key_length_swa", "value_length", "value_length_swa"):
             sizes = [one.metadata.get(f"{one.arch}.attention.{key}") for one in (model, main)]
@@ -240,7 +238,9 @@ class _Loader:
     def separate(self, progress: Progress | None) -> HeadDrafter:
         """Make a drafter of an EAGLE-3 head, or of a model that guesses blocks."""
         own = draft_config(self._config, self._context)
-        with loading(self._load(own, progress), "cannot make drafts") as model:
+        with loading(
+            LlamaModel.load(own, progress=progress, is_head=True), "cannot make drafts"
+        ) as model:
             layers = self._layers_for(model)
             check_vocabulary(model, self._model)
             make = self._eagle3 if self._name == "draft-eagle3" else self._blocks

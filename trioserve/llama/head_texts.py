@@ -284,7 +284,8 @@ class HeadMemory:
         last = self._model.last(seq)
         if is_known or not self._needs_rows or not text.end == last + 1 > 0:
             return False
-        self._model.remove(seq, last)
+        if not self._model.remove(seq, last):
+            return False
         text.repeated = token
         return True
 

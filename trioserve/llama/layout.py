@@ -42,6 +42,14 @@ ENOUGH = 4096
 #: Texts in a batch of embeddings. It has 512 tokens by default, and few texts have less than 8.
 _MAX_TEXTS = 64
 
+#: The most tokens that a recurrent state is taken back by. Each takes as much memory as the state.
+MAX_SNAPSHOTS = 8
+#: Architectures whose states llama.cpp can take back.
+SNAPSHOT_FAMILIES = frozenset({
+    "bailingmoe3", "deepseek4", "glm5-next", "kimi-k3", "lfm2", "lfm2moe", "nemotron_h",
+    "nemotron_h_moe", "qwen35", "qwen35moe", "qwen4exp",
+})  # fmt: skip
+
 #: Bytes that llama.cpp allocates for a cell, besides its keys and values.
 CELL = 64
 
@@ -76,6 +84,8 @@ class LayoutFacts:
 
     n_ctx_train: int
     can_cut: bool
+    #: States of each sequence to go back to, besides the newest; see `snapshots`.
+    n_snapshots: int
     #: The most tokens of a sequence.
     longest: int
     #: Bytes of 256 cells of an elastic cache; 0: it cannot be elastic.
@@ -89,6 +99,7 @@ def choose(model: LlamaModel, config: Config, *, may_be_elastic: bool = True) ->
     facts = LayoutFacts(
         n_ctx_train=model.info.n_ctx_train,
         can_cut=model.can_cut,
+        n_snapshots=snapshots(config, model.arch),
         longest=model.max_n_ctx_seq(config),
         elastic_size=_elastic_size(model, config) if may_be_elastic else 0,
         memory=total_memory(),
@@ -147,7 +158,7 @@ def decide(config: Config, facts: LayoutFacts) -> Layout:
     if unified is None:
         needs_all = is_one or config.kv_unified_per_slot > 0 or not facts.can_cut
         unified = not n_part and (needs_all or n_ctx // config.parallel < ENOUGH)
-    n_seqs = sequences(attrs.evolve(config, kv_unified=unified))
+    n_seqs = sequences(attrs.evolve(config, kv_unified=unified), facts.n_snapshots)
     is_elastic = n_part > 0
     if not is_elastic:
         n_part = n_ctx if unified else pad(n_ctx // n_seqs)
@@ -201,15 +212,30 @@ def on_gpu(config: Config) -> bool:
     return bool(lib.llama_supports_gpu_offload() and offloads)
 
 
-def sequences(config: Config) -> int:
+def snapshots(config: Config, arch: str) -> int:
+    """Return how many states a recurrent model keeps of each sequence, besides the newest.
+
+    It is the length of the longest draft, within bounds; without drafts, and of other models, 0.
+    """
+    if arch not in SNAPSHOT_FAMILIES or not config.draft_types:
+        return 0
+    lengths = {
+        "ngram-simple": config.spec_ngram_simple_size_m,
+        "ngram-mod": config.spec_ngram_mod_n_max,
+    }
+    longest = max(lengths.get(name, config.spec_draft_n_max) for name in config.draft_types)
+    return min(longest, MAX_SNAPSHOTS)
+
+
+def sequences(config: Config, n_snapshots: int = 0) -> int:
     """Return the number of KV sequences: one for each slot, and those kept for later prompts.
 
     In a unified cache a kept sequence costs the cells it holds. In a split one it costs its whole
-    part, used or not.
+    part, used or not. With `n_snapshots`, fewer are kept: each takes as many states more.
     """
     extra = config.cache_seqs
     if extra == -1:
-        extra = 0 if config.kv_unified is False else 32
+        extra = 0 if config.kv_unified is False else 32 // (1 + n_snapshots)
     return min(config.parallel + extra, int(lib.llama_max_parallel_sequences()))
 
 

@@ -57,6 +57,7 @@ class Shape:
     tensor for both, `is_tied`. `activations` is how many values a token takes in a layer.
     """
 
+    arch: str
     n_ctx_train: int
     n_vocab: int
     n_embd: int
@@ -119,6 +120,7 @@ def measure(files: Sequence[tuple[Header, int]], overridden: Mapping[str, str]) 
     n_embd = int(keys.number("embedding_length"))
     heads = keys.numbers("attention.head_count")
     return Shape(
+        arch=keys.arch,
         n_ctx_train=int(keys.number("context_length")),
         n_vocab=first.count("tokenizer.ggml.tokens") or _n_vocab(shapes),
         n_embd=n_embd,

@@ -17,12 +17,14 @@ import numpy as np
 
 from trioserve.chat.template.builtin import CHATML
 from trioserve.engine.backend import Drafter, EmbeddingBackend, MediaPiece
+from trioserve.engine.rollback import Rollback
 from trioserve.errors import (
     DecodeInterruptedError,
     InvalidRequestError,
     KVCacheFullError,
     TrioServeError,
 )
+from trioserve.testing.batch import ScriptedBatch, check_evenness
 from trioserve.testing.projector import ChunkLog, ScriptedProjector, embeddings_of
 from trioserve.testing.vocab import EOS, ScriptedConstraint, byte_vocab
 from trioserve.types import (
@@ -55,49 +57,8 @@ def _like(name: str) -> Any:
     return attrs.field(default=attrs.Factory(operator.attrgetter(name), takes_self=True))
 
 
-@attrs.define
-class ScriptedBatch:
-    """The rows of the next decode: token, position, sequence, whether logits are wanted."""
-
-    n_batch: int
-    rows: list[tuple[TokenId, int, int, bool]] = attrs.field(factory=list)
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self.rows.clear()
-
-    def add(self, token: TokenId, pos: int, seq: int, *, logits: bool) -> int:
-        """Append a row."""
-        assert len(self.rows) < self.n_batch, "the batch is full"
-        self.rows.append((token, pos, seq, logits))
-        return len(self.rows) - 1
-
-    def add_each(
-        self, tokens: Sequence[TokenId], positions: Sequence[int], seqs: Sequence[int]
-    ) -> range:
-        """Append a row with logits for each sequence."""
-        start = len(self.rows)
-        for token, pos, seq in zip(tokens, positions, seqs, strict=True):
-            self.add(token, pos, seq, logits=True)
-        return range(start, len(self.rows))
-
-    def advance(self, tokens: Sequence[TokenId]) -> None:
-        """Replace the tokens of all rows."""
-        self.rows[:] = [
-            (token, pos + 1, seq, logits)
-            for token, (_, pos, seq, logits) in zip(tokens, self.rows, strict=True)
-        ]
-
-    def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
-        """Append rows without logits."""
-        for i, token in enumerate(tokens):
-            self.add(token, pos + i, seq, logits=False)
-        return len(self.rows) - 1
-
-    def want_logits(self, row: int) -> None:
-        """Mark a row."""
-        token, pos, seq, _ = self.rows[row]
-        self.rows[row] = (token, pos, seq, True)
+def _backwards(backend: ScriptedBackend) -> Rollback:
+    return Rollback(n_max=backend.n_ctx_seq if backend.can_cut else 0)
 
 
 @attrs.define(eq=False, slots=False, kw_only=True)
@@ -111,7 +72,7 @@ class ScriptedBackend:
     mistake in an engine's bookkeeping.
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
-    `is_elastic`, `n_ctx_copies`, `can_cut`, `cuttable`, `window`, `sliding_window`,
+    `is_elastic`, `n_ctx_copies`, `can_cut`, `cuttable`, `window`, `sliding_window`, `rollback`,
     `chat_template`, `adapters`, `drafters`, `projector`, `embedding_pooling` and `embedder`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
@@ -152,6 +113,7 @@ class ScriptedBackend:
     cuttable: int = 0
     window: int = 0
     sliding_window: int = 0
+    rollback: Rollback = attrs.Factory(_backwards, takes_self=True)
     chat_template: str | None = CHATML
     adapters: Sequence[AdapterInfo] = ()
     drafters: Sequence[Drafter] = ()
@@ -180,6 +142,7 @@ class ScriptedBackend:
         self._next_cell = itertools.count()
         #: What the state of each sequence has seen: tokens, and their adapters.
         self._seen: list[list[int]] = [[] for _ in range(self.n_seqs)]
+        self._n_new = [0] * self.n_seqs  # cells of each that the last decode has added
         self._borrowed: set[int] = set()  # sequences whose state is another one's, too
         self._sources: set[int] = set()  # of copies that wait for the next decode
         self._targets: set[int] = set()
@@ -262,6 +225,8 @@ class ScriptedBackend:
         rows = self.batch.rows
         assert sum(row[-1] for row in rows) <= self.n_outputs + self.n_score_rows, "too many logits"
         self._begin_decode(len(rows), {seq for _, _, seq, _ in rows})
+        self._n_new = [0] * self.n_seqs
+        check_evenness(rows, self.rollback)
         for row, (token, pos, seq, logits) in enumerate(rows):
             assert 0 <= token < self.vocab.n_tokens
             held = self.sequences[seq]
@@ -310,6 +275,7 @@ class ScriptedBackend:
         self.made_with[seq].append(self.current_adapters)
         self._cells[seq].append(next(self._next_cell))
         self._seen[seq].append(self._values(seq, len(self.sequences[seq]) - 1)[0])
+        self._n_new[seq] += 1
 
     def _begin_decode(self, n_cells: int, seqs: set[int]) -> None:
         """Raise the scripted error, or the one that llama.cpp would raise."""
@@ -376,7 +342,9 @@ class ScriptedBackend:
         can_cut = len(self.sequences[seq]) <= self.cuttable or (
             self.sliding_window > 0 and self.first(seq) <= max(0, start - self.sliding_window)
         )
-        if 0 < start <= self.last(seq) and not can_cut:
+        # A state goes back by as many tokens as the last decode has added, once.
+        n_back, self._n_new[seq] = min(self._n_new[seq] - 1, self.rollback.n_max), 0
+        if 0 < start <= self.last(seq) - n_back and not can_cut:
             return False
         length = bisect_left(self._positions(seq)[:-1], start)  # in cells
         assert self.chunks.is_border(self.sequences[seq][:length]), "a chunk is cut"

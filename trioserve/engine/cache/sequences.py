@@ -200,6 +200,8 @@ class Sequences:
         self._targets: set[int] = set()
         #: The state that was read last, and its sequence: it may be copied several times.
         self._state: tuple[int, bytes] | None = None
+        #: By sequence: the length and the state that `take_back` returns to, if it needs one.
+        self._before: dict[int, tuple[int, bytes]] = {}
 
     @property
     def taken(self) -> int:
@@ -363,6 +365,34 @@ class Sequences:
             return True
         self.cut(seq, 0)
         return False
+
+    def expect_to_take_back(self, seq: KVSequence) -> None:
+        """Prepare for `take_back` after the next decode."""
+        if self._backend.rollback.needs_state:
+            self._before[seq.id] = len(seq.held), self._memory.save(seq.id, partial=True)
+
+    def take_back(self, seq: KVSequence, n_cells: int) -> None:
+        """Remove the last cells, of those that the last decode has added.
+
+        More may be gone: all that it has added where a state is needed, and everything if that, or
+        a window, turns out not to be whole.
+        """
+        kept, length = self._before.pop(seq.id, None), len(seq.held) - n_cells
+        if not n_cells:
+            return
+        if kept is not None:
+            self.rewind(seq, *kept)
+            return
+        window = 0 if self._backend.can_cut else self._backend.sliding_window
+        is_whole = (
+            not window
+            or len(seq.held) <= self._backend.cuttable
+            or self._memory.first(seq.id) <= max(0, seq.position(length) - window)
+        )
+        if is_whole and self._memory.remove(seq.id, seq.position(length)):
+            self._note_cut(seq, length)
+        else:
+            self.cut(seq, 0)
 
     def _note_cut(self, seq: KVSequence, length: int) -> None:
         if self._state is not None and self._state[0] == seq.id:

@@ -160,6 +160,7 @@ class Drafts:
 
     def __init__(self, scheduler: Scheduler, drafters: Sequence[Drafter]) -> None:
         self._scheduler = scheduler
+        self._is_even = scheduler.rollback.is_even
         self._known: dict[int, _Stream] = {}  # by slot
         self._given: dict[int, int] = {}  # by slot: the place of the drafter of its last draft
         self.costs = StepCosts()
@@ -179,7 +180,7 @@ class Drafts:
         self._general = [_Guesses() for _ in drafters]
         self._counts = [DraftCounts(drafter.name) for drafter in drafters]
         #: Whether slots may have drafts. Without, there is nothing to propose or to observe.
-        self.is_on = bool(drafters) and self._scheduler.cache.can_cut
+        self.is_on = bool(drafters) and self._scheduler.rollback.n_max > 0
 
     @property
     def counts(self) -> tuple[DraftCounts, ...]:
@@ -194,6 +195,8 @@ class Drafts:
     def propose(self) -> None:
         """Give drafts to slots. To be called before `Scheduler.schedule`."""
         self._asking_s, self._n_accepted = 0.0, 0
+        if self._is_even:  # those that another turn has left would be of another length
+            self._scheduler.drop_drafts()
         streams = self._streams()
         self._n_streams = n_streams = len(streams)
         n_rows = sum(stream.slot.n_pending for stream in streams)
@@ -207,7 +210,9 @@ class Drafts:
             if not streams:
                 break
             n_drafted, streams = self._ask(i, streams, n_streams, n_rows)
-            n_rows += n_drafted
+            n_rows = max(n_rows, n_drafted) if self._is_even else n_rows + n_drafted
+        if self._is_even:
+            self._scheduler.even_out()
 
     def rest(self) -> bool:
         """Whether the next step has no draft, unless a request comes or goes. Counts such steps."""
@@ -215,23 +220,21 @@ class Drafts:
         self._n_rested += not is_over
         return not is_over
 
-    def settle(self, slot: Slot, tokens: list[TokenId]) -> int:
-        """Keep the part of a slot's draft that matches these tokens, and cut the rest.
-
-        Returns how many tokens it keeps.
-        """
+    def settle(self, slot: Slot, tokens: list[TokenId]) -> None:
+        """Keep the part of a slot's draft that matches these tokens, and take back the rest."""
         request = slot.request
         assert request is not None
-        n_accepted = shared_length(request.draft, tokens)
-        request.n_drafts += 1
-        request.n_drafted += len(request.draft)
-        request.n_accepted += n_accepted
-        if (place := self._given.get(slot.id)) is not None:
-            self._counts[place] = self._counts[place].plus(1, len(request.draft), n_accepted)
-        self._n_accepted += n_accepted
+        n_right, n_drafted = shared_length(request.draft, tokens), len(request.draft)
+        if n_guessed := n_drafted - request.n_padded:
+            n_accepted = min(n_right, n_guessed)
+            request.n_drafts += 1
+            request.n_drafted += n_guessed
+            request.n_accepted += n_accepted
+            if (place := self._given.get(slot.id)) is not None:
+                self._counts[place] = self._counts[place].plus(1, n_guessed, n_accepted)
+        self._n_accepted += n_right
         self._has_drafts = True
-        self._scheduler.roll_back(slot, len(request.draft) - n_accepted)
-        return n_accepted
+        self._scheduler.roll_back(slot, n_drafted - n_right)
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """Learn what a step has cost.
@@ -259,7 +262,7 @@ class Drafts:
             if known is not None and known.is_void:
                 self._forget(slot.id)
                 known = None
-            if request is None or not slot.in_decode or request.paused:
+            if request is None or not slot.decodes:
                 continue
             if known is None:
                 guesses = [self._begin(i) for i in range(len(self._drafters))]
@@ -292,14 +295,25 @@ class Drafts:
         slots, n_waiting = self._scheduler.slots, len(self._scheduler.waiting)
         n_busy = min(len(slots), n_waiting + sum(slot.request is not None for slot in slots))
         for drafter in (one for one in self._drafters if not one.is_free):
-            limits = [drafter.n_max] * n_busy
+            limits = [min(drafter.n_max, self._scheduler.rollback.n_max)] * n_busy
             could = self._could_pay(limits, n_busy, n_busy, drafter.step_s)
             drafter.pays = could or not self.costs.is_known(n_busy)
 
     def _could_pay(self, limits: list[int], n_streams: int, n_rows: int, step_s: float) -> bool:
         """Whether drafts would pay if they were good."""
         chances = [GOOD] * len(limits)
-        return any(share_rows(limits, chances, self.costs, n_streams, n_rows, step_s))
+        return any(self._share_rows(limits, chances, n_streams, n_rows, step_s))
+
+    def _share_rows(
+        self,
+        limits: list[int],
+        chances: list[float],
+        n_streams: int,
+        n_rows: int,
+        step_s: float,
+    ) -> list[int]:
+        is_even = self._is_even
+        return share_rows(limits, chances, self.costs, n_streams, n_rows, step_s, is_even=is_even)
 
     def _ask(
         self, i: int, streams: list[_Stream], n_streams: int, n_rows: int
@@ -315,10 +329,12 @@ class Drafts:
             self._rest = 0
             self._make_guesses(i, streams, [MAX_GUESS] * len(streams))
         most = self._scheduler.rows_for_drafts()
+        if self._is_even:
+            most //= n_streams
         limits = [min(most, self._limit(stream, i)) for stream in streams]
         chances = [stream.guesses[i].acceptance.probability for stream in streams]
         if self._balance.is_good:
-            lengths = share_rows(limits, chances, self.costs, n_streams, n_rows, step_s)
+            lengths = self._share_rows(limits, chances, n_streams, n_rows, step_s)
         else:  # drafters that are not free may be probed
             lengths = [0] * len(limits)
         if not is_free:
@@ -346,11 +362,17 @@ class Drafts:
                 self._given[stream.slot.id] = i
             else:
                 left.append(stream)
-        return self._scheduler.propose(drafts), left
+        n_drafted = self._scheduler.propose(drafts)
+        if self._is_even and drafts:
+            n_drafted = n_streams * (1 + max(len(draft) for _, draft in drafts))
+        return n_drafted, left
 
     def _limit(self, stream: _Stream, i: int) -> int:
         """The most tokens of a draft that its text has room for, or a guess."""
         room = min(stream.slot.room_for_draft(self._scheduler.n_ctx_seq), stream.request.n_left - 1)
+        room = min(room, self._scheduler.rollback.n_max)
+        if self._is_even and stream.request.n_ahead:
+            return 0
         draft_max = stream.request.task.params.draft_max
         if draft_max >= 0:
             room = min(room, draft_max)

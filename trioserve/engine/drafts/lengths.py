@@ -62,6 +62,8 @@ def share_rows(
     n_streams: int,
     n_rows: int,
     step_s: float = 0.0,
+    *,
+    is_even: bool = False,
 ) -> list[int]:
     """Choose how many tokens of each draft to decode.
 
@@ -75,6 +77,7 @@ def share_rows(
         n_streams: how many slots decode, with or without a draft.
         n_rows: the rows of the step without these drafts.
         step_s: seconds to make drafts, for each token of the longest.
+        is_even: all streams have as many rows as that with the longest draft.
     """
     shares = [0] * len(limits)
     if not costs.is_known(n_rows):
@@ -83,20 +86,27 @@ def share_rows(
     best, best_worth, gain = list(shares), MARGIN * n_streams, 0.0
     expected = [1.0] * len(limits)  # tokens in this step
     bring = list(chances)  # the chance that all tokens of a draft are right, and one more
-    most = min(sum(limits), costs.largest_step - n_rows)
-    for total in range(1, most + 1):
+    most = costs.largest_step
+    n_longest, n_next = 0, n_rows
+    while any(limit > share for limit, share in zip(limits, shares, strict=True)):
         gains = [
             bring[i] / expected[i] if shares[i] < limits[i] else 0.0 for i in range(len(limits))
         ]
-        one = max(range(len(gains)), key=gains.__getitem__)
-        if gains[one] < LEAST:
+        best_gain = max(gains)
+        if best_gain < LEAST:
             break
-        gain += math.log1p(gains[one])
-        expected[one] += bring[one]
-        bring[one] *= chances[one]
-        shares[one] += 1
-        if n_rows + total in SIZES or total == most:
-            seconds = costs.seconds(n_rows + total) + step_s * max(shares)
+        ones = range(len(gains)) if is_even else (gains.index(best_gain),)
+        for one in (one for one in ones if gains[one]):
+            gain += math.log1p(gains[one])
+            expected[one] += bring[one]
+            bring[one] *= chances[one]
+            shares[one] += 1
+        n_longest = max(n_longest, *shares)
+        n_next = max(n_rows, n_streams * (1 + n_longest)) if is_even else n_next + 1
+        if n_next > most:
+            break
+        if is_even or n_next in SIZES or n_next == most or shares == list(limits):
+            seconds = costs.seconds(n_next) + step_s * n_longest
             worth = gain - n_streams * math.log(seconds / plain)
             if worth > best_worth:
                 best, best_worth = list(shares), worth
