@@ -155,6 +155,12 @@ class ContextLengthExceededError(InvalidRequestError):
         self.n_ctx = n_ctx
 
 
+class NothingToSummarizeError(InvalidRequestError):
+    """A conversation that is to be compacted has no messages but rules."""
+
+    code = "compaction_nothing_to_summarize"
+
+
 class InputTooLongError(ContextLengthExceededError):
     """A text to be embedded or ranked has more tokens than the model can take."""
 
@@ -460,6 +466,12 @@ class MemoryFullError(UnavailableError):
 
     code = "memory_full"
     retry_after: float
+
+
+class NoSummaryError(UnavailableError):
+    """The model wrote no summary of a conversation."""
+
+    code = "compaction_unavailable"
 
 
 class StoreError(UnavailableError):

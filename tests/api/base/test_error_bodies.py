@@ -37,6 +37,9 @@ _NEVER_SENT = {
         "ToolRuntimeError ToolError ToolFileError ToolTimeoutError ToolServerError"
     ),
     "on Anthropic's routes alone; tests/api/anthropic has a test of it": "ThreadsUnsupportedError",
+    "of conversations that are compacted; tests/api/openai/responses has tests of it": (
+        "NothingToSummarizeError NoSummaryError"
+    ),
     "takes ten minutes; tests/api/tools has tests of it": "ProxyTimeoutError",
     "needs an adapter in use; tests/server has a test of it": "AdapterInUseError",
     "ends the command before there is a server": "ConfigError BridgeError StoreInUseError",

@@ -371,4 +371,4 @@ async def test_internal_values_are_not_taken_from_clients(
 
 async def test_a_route_that_is_not_there_is_no_response() -> None:
     async with client_of() as client:
-        assert (await client.post(f"{RESPONSES}/compact", json={})).status_code == 404
+        assert (await client.post(f"{RESPONSES}/shrink", json={})).status_code == 404

@@ -21,6 +21,7 @@ from trioserve.api.base.generation_request import GenerationRequest
 from trioserve.errors import InvalidRequestError, UnknownToolCallError, UnsupportedFieldError
 from trioserve.fair_limiter import offload
 from trioserve.server import RequestContext
+from trioserve.server.compaction import CompactedChat, CompactedEvent
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.infill import Gap, missing_tokens
@@ -125,6 +126,23 @@ async def stream_reply(
         pings_of(server, request, [stream.mailbox for stream in streams]),
         on_error or partial(errors.last_event, caller.path),
         tells_start=request.return_progress,
+    )
+
+
+async def compacted_reply(
+    server: ModelServer,
+    request: GenerationRequest,
+    caller: Caller,
+    chat: CompactedChat,
+    writer: sse.EventWriter[CompactedEvent],
+    on_error: reply.OnError | None = None,
+) -> reply.Stream[CompactedEvent]:
+    """Answer with the events of a chat that is compacted first. See `reply.stream`."""
+    return await reply.stream(
+        reply.EventSource.of(chat.__anext__),
+        writer,
+        pings_of(server, request, chat.mailboxes),
+        on_error or partial(errors.last_event, caller.path),
     )
 
 

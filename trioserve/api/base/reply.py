@@ -28,6 +28,7 @@ from trioserve.api.base.caller import Caller
 from trioserve.concurrency import Feed, alongside
 from trioserve.errors import TrioServeError
 from trioserve.fair_limiter import text_threads
+from trioserve.server.compaction import CompactedEvent
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.generation.requests import Queue
 from trioserve.server.runs.events import RunEnded, RunEvent, StepStarted
@@ -41,7 +42,7 @@ from trioserve.server.stream import (
 from trioserve.server.transcription.transcript import Summary, TranscriptEvent
 from trioserve.types import Chunk, Finished, Progress
 
-_E = TypeVar("_E", bound=sse.Event | RunEvent | TranscriptEvent)
+_E = TypeVar("_E", bound=sse.Event | RunEvent | TranscriptEvent | CompactedEvent)
 
 JSON = "application/json"
 
@@ -404,7 +405,7 @@ async def stream(
     return reply
 
 
-def _is_long(event: sse.Event | RunEvent | TranscriptEvent) -> bool:
+def _is_long(event: sse.Event | RunEvent | TranscriptEvent | CompactedEvent) -> bool:
     """Whether writing an event takes more than a few milliseconds."""
     if isinstance(event, RunEnded):
         event = event.answer.finished

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET
 
+from trioserve.server.compaction import CompactedEvent
 from trioserve.server.runs.events import RunEvent
 from trioserve.server.stream import ChatChunk
 from trioserve.server.transcription.transcript import TranscriptEvent
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Event: TypeAlias = Progress | Chunk | ChatChunk | Finished
 
-_E = TypeVar("_E", bound=Event | RunEvent | TranscriptEvent)
+_E = TypeVar("_E", bound=Event | RunEvent | TranscriptEvent | CompactedEvent)
 _Told = TypeVar("_Told", contravariant=True)
 
 

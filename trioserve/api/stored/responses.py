@@ -64,9 +64,9 @@ _OVER = ("completed", "incomplete", "failed", "cancelled")
 def stored(route: Route, app: AppState, answer: Responder) -> Responder:
     """Have the answers of a route stored, or run in the background, as requests ask for it.
 
-    Of the route that only counts tokens, nothing is stored.
+    Of the routes that only count tokens or compact, nothing is stored.
     """
-    stores = not route.path.endswith("/input_tokens")
+    stores = not route.path.endswith(("/input_tokens", "/compact"))
 
     async def begin(
         incoming: Incoming, caller: Caller, values: Mapping[str, str], **more: Any
@@ -78,7 +78,7 @@ def stored(route: Route, app: AppState, answer: Responder) -> Responder:
         is_too_long = isinstance(given, list) and len(given) > MAX_MESSAGES
         if is_too_long or not (options.store or continues):
             return await answer(incoming, caller, values, **more)
-        run, how = await _prepare(Shelf.of(caller, app), app, incoming, options)
+        run, how = await _prepare(Shelf.of(caller, app), app, incoming, options, needs_input=stores)
         if not (stores and options.store):
             return await answer(incoming, caller, values, stored=how)
         if options.background:
@@ -112,7 +112,7 @@ def stored(route: Route, app: AppState, answer: Responder) -> Responder:
 
 
 async def _prepare(
-    shelf: Shelf, app: AppState, incoming: Incoming, options: StoringRequest
+    shelf: Shelf, app: AppState, incoming: Incoming, options: StoringRequest, *, needs_input: bool
 ) -> tuple[StoredRun, StoredAs]:
     """Find what the request continues, and decide how it is stored.
 
@@ -155,7 +155,7 @@ async def _prepare(
         return [value for each in before if not is_reference(value := each.value)]
 
     first = await offload(make, incoming.size + sum(len(each.body) for each in before))
-    if given is None:
+    if given is None and needs_input:
         first = []  # which the client should have continued
     elif first or isinstance(given, list):
         fields["input"] = items

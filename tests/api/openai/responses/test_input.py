@@ -237,11 +237,12 @@ ITEMS: list[tuple[Any, str, str | None]] = [
         "refers to an item that is not stored; send the item itself.",
     ),
     (
-        {"type": "compaction", "encrypted_content": "gAAA"},
+        {"type": "compression", "encrypted_content": "gAAA"},
         ".type",
-        "is 'compaction'; it must be one of message, function_call, function_call_output, "
+        "is 'compression'; it must be one of message, function_call, function_call_output, "
         "custom_tool_call, custom_tool_call_output, mcp_call, reasoning, additional_tools, "
-        "agent_message, local_shell_call, shell_call, apply_patch_call, computer_call, "
+        "agent_message, compaction, compaction_summary, context_compaction, compaction_trigger, "
+        "local_shell_call, shell_call, apply_patch_call, computer_call, "
         "tool_search_call, local_shell_call_output, shell_call_output, apply_patch_call_output, "
         "computer_call_output, tool_search_output.",
     ),

@@ -26,6 +26,7 @@ from trioserve.api.base.vendors import ErrorShape
 from trioserve.api.openai.events import counted, event_fields
 from trioserve.api.openai.responses.items import (
     CallItem,
+    CompactionItem,
     Event,
     Item,
     MadeCallItem,
@@ -46,6 +47,7 @@ from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import TrioServeError
 from trioserve.fair_limiter import offload
 from trioserve.log import request_id
+from trioserve.server.compaction import Compacted, CompactedEvent, Compacting
 from trioserve.server.runs.events import (
     EndReason,
     RunEnded,
@@ -123,6 +125,7 @@ class _OutputDetails(Answer):
 
 
 class _ResponseUsage(Answer):
+    is_open = True
     input_tokens: int
     input_tokens_details: _InputDetails
     output_tokens: int
@@ -179,6 +182,32 @@ class Response(Answer, kw_only=True):
     user: str | None
 
 
+class CompactedResponse(Answer, kw_only=True):
+    """A conversation that was compacted: what the user has said last, and the compaction."""
+
+    id: str
+    object: Literal["response.compaction"] = "response.compaction"
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: _ResponseUsage
+
+    @classmethod
+    def of(cls, response: Mapping[str, Any], users: Sequence[Mapping[str, Any]]) -> Self:
+        """Write what a response with a compaction came to, and messages of the user before it."""
+        about = {name: response[name] for name in ("id", "created_at")}
+        used = msgspec.convert(response["usage"], _ResponseUsage)
+        return cls(output=[*map(_as_output, users), *response["output"]], usage=used, **about)
+
+
+def _as_output(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a message of the input as an item of the output."""
+    content = message["content"]
+    if isinstance(content, str):
+        content = [{"type": "input_text", "text": content}]
+    about = {"type": "message", "id": new_id("msg"), "status": "completed"}
+    return {**about, **message, "content": content}
+
+
 #: The label of tools that are those of no MCP server.
 _OWN = "trioserve"
 
@@ -233,6 +262,8 @@ class ResponseBuilder:
             **request.stored.repeated,
         }
         self.begun = False
+        #: The usage of an inline compaction, beside that of the answer.
+        self._compacted: dict[str, Any] = {}
         self.response = self._response("in_progress")
 
     def begin(self) -> list[Event]:
@@ -248,9 +279,14 @@ class ResponseBuilder:
             events += self.add(ChatChunk(final_message_deltas(self.chat.messages), ()))
         return events
 
-    def take(self, event: sse.Event | RunEvent) -> list[Event]:
+    def take(self, event: sse.Event | RunEvent | CompactedEvent) -> list[Event]:
         """Take the next event of a chat, or of a run of tools."""
         match event:
+            case Compacting():
+                self._items.append(CompactionItem(len(self._items)))
+                return self._items[-1].opened()
+            case Compacted():
+                return self._compact(event)
             case ChatChunk():
                 return self.add(event)
             case Finished():
@@ -262,6 +298,19 @@ class ResponseBuilder:
         fields = event_fields(event)
         told = {**fields, "type": f"response.trioserve_{fields['type']}"}
         return [told, *self._follow(event)]
+
+    def _compact(self, event: Compacted) -> list[Event]:
+        item, self.n_prompt = self._items[-1], event.n_prompt
+        assert isinstance(item, CompactionItem)
+        item.take(event.compaction)
+        if not event.is_all:
+            used = event.timings
+            n_input = used.cache_n + used.prompt_n
+            read = _InputDetails(used.cache_n, used.prompt_n)
+            details, n_output = _OutputDetails(0), used.predicted_n
+            usage = _ResponseUsage(n_input, read, n_output, details, n_input + n_output)
+            self._compacted = {"compaction": msgspec.to_builtins(usage)}
+        return self._close_item(item, "incomplete" if event.compaction is None else "completed")
 
     def add(self, chunk: ChatChunk) -> list[Event]:
         """Take the next part of the message."""
@@ -291,7 +340,7 @@ class ResponseBuilder:
             status,
             incomplete_details=None if cut is None else {"reason": cut},
             completed_at=int(time.time()) if cut is None else None,
-            usage=msgspec.to_builtins(used),  # the store takes no objects
+            usage=msgspec.to_builtins(used) | self._compacted,  # the store takes no objects
         )
         return [*events, {"type": f"response.{status}", "response": self.response}]
 
@@ -417,7 +466,7 @@ def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, 
         "tools": request.offer.given,
         "top_logprobs": request.top_logprobs,
         "top_p": params.sampling.top_p,
-        "truncation": "disabled",
+        "truncation": request.truncation,
         "user": request.user,
     }
 
@@ -426,7 +475,7 @@ def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, 
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
-class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
+class ResponseEvents(sse.EventWriter[sse.Event | RunEvent | CompactedEvent]):
     """Writes the stream of a response."""
 
     def __init__(self, builder: ResponseBuilder, repeated: str) -> None:
@@ -443,7 +492,7 @@ class ResponseEvents(sse.EventWriter[sse.Event | RunEvent]):
         repeated = await offload(lambda: sse.encode(builder.repeated), size, LONG)
         return cls(builder, repeated)
 
-    def encode(self, index: int, event: sse.Event | RunEvent) -> bytes:
+    def encode(self, index: int, event: sse.Event | RunEvent | CompactedEvent) -> bytes:
         """Encode an event of an output as server-sent events."""
         if isinstance(event, StepChunk):
             event = event.chunk

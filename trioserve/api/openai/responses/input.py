@@ -24,6 +24,7 @@ from trioserve.api.openai.responses.parts import (
     read_content,
     read_parts,
 )
+from trioserve.chat.compaction import Compaction
 from trioserve.chat.messages import (
     INPUT_ARGUMENT,
     MAX_ARGUMENTS,
@@ -39,6 +40,9 @@ Item: TypeAlias = Mapping[str, Any]
 
 #: Adds an item, which stands at a path.
 Reader: TypeAlias = Callable[["Conversation", Item, str], None]
+
+#: About how many tokens a file has.
+_PER_FILE = 256
 
 # -- items
 
@@ -72,6 +76,8 @@ class Conversation:
         tools: those that items of the conversation add, each with its place.
         in_namespaces: the functions of calls that name a namespace, and that.
         tool_places: where the tools of the chat are in the request.
+        trigger: where the item is that asks for a compaction; empty: there is none.
+        users: the messages of the user that no compaction replaces, as they are in the request.
     """
 
     messages: list[dict[str, Any]] = attrs.field(factory=list)
@@ -79,6 +85,8 @@ class Conversation:
     tools: list[tuple[str, dict[str, Any]]] = attrs.field(factory=list)
     in_namespaces: list[tuple[dict[str, Any], str]] = attrs.field(factory=list)
     tool_places: list[str] = attrs.field(factory=list)
+    trigger: str = ""
+    users: list[Item] = attrs.field(factory=list)
     #: The message of the last step that the server took, and the name of that step.
     _step: tuple[str, dict[str, Any]] | None = None
 
@@ -103,6 +111,19 @@ class Conversation:
             self._step = (step, self.messages[-1])
         return self.messages[-1]
 
+    def compact(self, place: str, compaction: Compaction) -> None:
+        """Put what a compaction holds in the place of what it replaces."""
+        stays = compaction.stays(self.messages)
+        self.users = self.users if compaction.spares_users else []
+        self.messages = [self.messages[i] for i in stays]
+        self.places = [self.places[i] for i in stays]
+        for message in compaction.messages():
+            fields = {**message}
+            role, content = fields.pop("role"), fields.pop("content")
+            if role == "assistant" and isinstance(content, str):  # what follows may be a part of it
+                content = [text_part(content)]
+            self.add(place, role, content, **fields)
+
     @contextmanager
     def naming_items(self) -> Iterator[None]:
         """Make errors about the chat name the fields of this API."""
@@ -126,6 +147,17 @@ class Conversation:
         return match[0].removesuffix(".function") if i is None else places[i]
 
 
+def last_of(messages: Sequence[Item], n_tokens: int) -> Sequence[Item]:
+    """The last messages with about so many tokens: those of four characters each, and of files."""
+    for i in range(len(messages), 0, -1):
+        content = messages[i - 1]["content"] or ""
+        texts = [content] if isinstance(content, str) else [one.get("text") for one in content]
+        n_tokens -= sum(_PER_FILE if text is None else len(text) // 4 for text in texts)
+        if n_tokens < 0:
+            return messages[i:]
+    return messages
+
+
 def read_input(body: Mapping[str, Any], before: Sequence[Item] = ()) -> Conversation:
     """Read ``instructions`` and ``input``, with stored items before the client's.
 
@@ -142,13 +174,15 @@ def read_input(body: Mapping[str, Any], before: Sequence[Item] = ()) -> Conversa
         what = "items with those that are stored" if before else "items"
         check_count(len(before) + len(given), MAX_MESSAGES, "input", what)
     for item in before:
-        _read_item(chat, item, "previous_response_id")
+        if kind_of(item) != TRIGGER:  # which was answered
+            _read_item(chat, item, "previous_response_id")
     if isinstance(given, str):
         chat.add("input", "user", given)
+        chat.users.append({"role": "user", "content": given})
     elif isinstance(given, list):
         for i, item in enumerate(given):
             _read_item(chat, item, f"input[{i}]")
-    else:
+    elif given is not None or not before:
         problem = "is required" if given is None else "must be a string or a list of items"
         raise InvalidRequestError.at("input", f"{problem}.")
     if not chat.messages:
@@ -157,6 +191,9 @@ def read_input(body: Mapping[str, Any], before: Sequence[Item] = ()) -> Conversa
         message["content"] = as_content(message["content"])
     return chat
 
+
+#: The type of an item that asks for a compaction of those before it.
+TRIGGER = "compaction_trigger"
 
 #: The type of an item that stands for a stored one, and what is said of one that stands for none.
 REFERENCE = "item_reference"
@@ -173,6 +210,8 @@ def kind_of(item: Item) -> Any:
 def _read_item(chat: Conversation, item: object, path: str) -> None:
     if not isinstance(item, Mapping):
         raise InvalidRequestError.at(path, "must be an object.")
+    if chat.trigger:
+        raise InvalidRequestError.at(chat.trigger, "must be the last item.")
     if (id_ := item.get("id")) is not None and not (isinstance(id_, str) and id_):
         raise InvalidRequestError.at(f"{path}.id", "must be a string, and not empty.")
     if (kind := kind_of(item)) == REFERENCE:
@@ -195,6 +234,7 @@ def _read_message(chat: Conversation, item: Item, path: str) -> None:
     content = read_content(item, "content", path, _ROLES[role])
     if role != "assistant":
         chat.add(path, role, content)
+        chat.users += [item] if role == "user" else []
         return
     parts = chat.answer(path, item)["content"]
     parts += [text_part(content)] if isinstance(content, str) else content
@@ -317,6 +357,18 @@ def _thoughts(item: Item, name: str, path: str) -> list[str]:
     return [part["text"] for part in read_parts(parts, f"{path}.{name}", THOUGHTS)]
 
 
+def _read_compaction(chat: Conversation, item: Item, path: str) -> None:
+    """Read a compaction. One that holds nothing stands for one that failed."""
+    if not (written := optional(item, "encrypted_content", text, path)):
+        leave_out("empty compactions", "the conversation is as it was")
+        return
+    chat.compact(path, Compaction.read(written, f"{path}.encrypted_content"))
+
+
+def _read_trigger(chat: Conversation, item: Item, path: str) -> None:
+    chat.trigger = path
+
+
 #: Items of OpenAI's servers. The model here has seen nothing like them.
 _LEFT_OUT = frozenset(
     {
@@ -337,6 +389,8 @@ _READERS: Mapping[str, Reader] = {
     "reasoning": _read_reasoning,
     "additional_tools": _read_tools,
     "agent_message": _read_agent_message,
+    **dict.fromkeys(("compaction", "compaction_summary", "context_compaction"), _read_compaction),
+    TRIGGER: _read_trigger,
     **{tool.item: _reader_of_calls(name, tool) for name, tool in CLIENT_TOOLS.items()},
     **{tool.output_item: _reader_of_outputs(tool) for tool in CLIENT_TOOLS.values()},
 }

@@ -16,6 +16,7 @@ from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
 from trioserve.api.openai.responses.input import MCP_CALL, STEP
 from trioserve.api.openai.responses.tools import OfferedTool
+from trioserve.chat.compaction import Compaction
 from trioserve.chat.deltas import ToolCallStart
 
 # -- items
@@ -143,6 +144,28 @@ class MessageItem(_TextItem):
     def _part(self) -> dict[str, Any]:
         known = {"type": "output_text", "annotations": [], "logprobs": self._logprobs}
         return {**known, "text": self.text}
+
+
+class CompactionItem(Item):
+    """A compaction of the conversation before it, empty if there is no summary."""
+
+    type, event = "compaction", "compaction"
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index, new_id("cmp"))
+
+    def opened(self) -> list[Event]:
+        return [*super().opened(), self._event("compaction.compacting")]
+
+    def take(self, compaction: Compaction | None) -> None:
+        """Set what it holds."""
+        self._texts = [] if compaction is None else [compaction.written()]
+
+    def closed(self, status: str) -> list[Event]:
+        return [self._item_event("done", status)]
+
+    def fields(self, status: str) -> dict[str, Any]:
+        return {"encrypted_content": self.text}
 
 
 class CallItem(Item):

@@ -7,7 +7,7 @@ has are read here. All others, such as ``temperature``, mean the same as for a c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import attrs
 
@@ -24,6 +24,7 @@ from trioserve.api.base.fields import (
     PromptFields,
     RequestBody,
     field,
+    integer_in,
     json_type,
     list_schema,
     mapping,
@@ -49,7 +50,6 @@ from trioserve.left_out import leave_out
 _UNSUPPORTED: Mapping[str, Only] = {
     "access_programs": Only({}, harmless="all that is here may be used"),
     "background_options": Only({}, harmless="it runs as soon as there is a place"),
-    "context_management": Only([], harmless="the client keeps the conversation"),
     "image": Only({}),
     "moderation": Only(),
     "n": Only(1),
@@ -57,7 +57,6 @@ _UNSUPPORTED: Mapping[str, Only] = {
     "prompt": Only(),
     "prompt_logprobs": Only(),
     "reasoning_format": Only("auto", "deepseek", "none"),
-    "truncation": Only("disabled", harmless="a prompt that is too long is an error"),
     "verbose": Only(False),
 }
 
@@ -108,6 +107,32 @@ def _tool_choice(value: Any) -> str | dict[str, Any]:
     if value not in ("auto", "none", "required"):
         raise MismatchError('"auto", "none", "required" or an object')
     return str(value)
+
+
+# -- what is compacted
+
+
+@attrs.frozen(kw_only=True)
+class ContextEntry:
+    """``context_management``: the tokens of a prompt from which on it is compacted; None: those
+    that leave no room for an answer.
+    """
+
+    type: Literal["compaction"]
+    compact_threshold: int | None = field(read=integer_in(1), default=None)
+
+
+_ENTRY = object_schema(
+    "type",
+    type={"enum": ["compaction"]},
+    compact_threshold={"type": ["integer", "null"], "minimum": 1},
+)
+
+
+@json_type(list_schema(_ENTRY, limits.MAX_INCLUDED))
+def _context_management(value: Any) -> tuple[ContextEntry, ...]:
+    each = enumerate(objects(value))
+    return tuple(structure(ContextEntry, one, f"context_management[{i}].") for i, one in each)
 
 
 # -- what is stored
@@ -185,9 +210,13 @@ class ResponsesRequest(StoringRequest):
     include: tuple[str, ...] = field(read=_include, default=())
     top_logprobs: int = field(read=readers.probs, default=0)
     stream_options: ResponsesStreamOptions = attrs.field(factory=ResponsesStreamOptions)
+    truncation: Literal["auto", "disabled"] = "disabled"
+    context_management: tuple[ContextEntry, ...] = field(read=_context_management, default=())
     user: str | None = field(read=readers.name, default=None)
     safety_identifier: str | None = field(read=readers.name, default=None)
     prompt_cache_key: str | None = field(read=readers.name, default=None)
+    #: Whether a compaction is all that is asked for.
+    compacts: ClassVar[bool] = False
     stored: StoredAs = attrs.field(init=False, default=NOT_STORED)
     chat: ChatRequest = attrs.field(init=False)
     offer: Offer = attrs.field(init=False)
@@ -217,6 +246,10 @@ class ResponsesRequest(StoringRequest):
         fields = request._in_chat()
         with request.input.naming_items():
             chat = ChatRequest.parse(fields)
+        if chat.run_tools is not None and request.context_management:
+            raise UnsupportedFieldError.at(
+                "context_management", "is not supported where the server runs tools."
+            )
         if chat.run_tools is not None and request.max_tool_calls is not None:
             raise UnsupportedFieldError.at(
                 "max_tool_calls",
@@ -246,6 +279,8 @@ class ResponsesRequest(StoringRequest):
             "verbosity": self.text.get("verbosity"),
         }
         own |= {name: value for name, value in others.items() if value is not None}
+        if self.compacts or self.input.trigger:
+            own |= {"continue_final_message": False, "echo": None, RUN_TOOLS: None}
         return self.for_chats | own
 
     def _format(self) -> Any:
@@ -274,3 +309,10 @@ class ResponsesRequest(StoringRequest):
             )
         allowed = {"mode": choice.get("mode"), "tools": [tool for tool in each if tool is not None]}
         return {"type": "allowed_tools", "allowed_tools": allowed}
+
+
+@attrs.frozen(kw_only=True)
+class CompactRequest(ResponsesRequest):
+    """``POST /v1/responses/compact``."""
+
+    compacts = True

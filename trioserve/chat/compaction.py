@@ -1,0 +1,229 @@
+"""Compaction: a summary in place of a conversation, and what of it stays as it is.
+
+::
+
+    | system | turns that are summed up                     | last turns |   before
+    | system | summary, as a message of the user |  open calls, last turns |   after
+
+A cut never parts a call from its result. What is kept is part of the compaction, so that a client
+needs nothing else to continue: `Compaction.written` is JSON that comes back with later requests, to
+this server or another one.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import attrs
+
+from trioserve.chat.messages import MAX_PARTS, Message, Messages, parse_messages, text_part
+from trioserve.errors import InvalidRequestError
+from trioserve.types import DocumentSource, MediaSource
+
+#: Asks the model for a summary of the conversation before it.
+TASK = """\
+This conversation gets too long, and will be replaced by a summary that you write now. Do not go \
+on with the task, call no tools, and do not answer the messages above. Write a summary from which \
+the conversation can be continued by someone who has not read it:
+
+1. What the user wants: every request, instruction, constraint and preference; the latest request \
+in the user's own words.
+2. Facts that may still be needed: names, numbers, paths, identifiers, code, errors.
+3. What has been done and found so far, with the results of tools that still matter, and decisions \
+with their reasons.
+4. What is in progress, what is still open, and the next step.
+
+Write the summary only."""
+
+#: Precedes the summary in later prompts.
+PREFACE = "What came before in this conversation was replaced by this summary of it:\n\n"
+
+#: Bytes of files in base64 that a compaction keeps. The model reads a note in place of more.
+MAX_FILES = 8 * 2**20
+
+#: What marks a compaction of this server.
+_MARK = "trioserve.compaction"
+
+_RULES = ("system", "developer")
+
+
+@attrs.frozen(kw_only=True)
+class Compaction:
+    """What stands in place of a conversation, or of its beginning.
+
+    Attributes:
+        summary: of all of it.
+        kept: messages that follow the summary as they were: open calls, and the last turns.
+        spares_users: the client keeps what users have said: messages before the compaction that are
+            not the assistant's nor results of tools stay. If not, rules at the beginning do.
+    """
+
+    summary: str
+    kept: Messages = attrs.field(factory=Messages)
+    spares_users: bool = False
+
+    def messages(self) -> list[Message]:
+        """The messages in place of those before."""
+        return [{"role": "user", "content": PREFACE + self.summary}, *self.kept]
+
+    def stays(self, before: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The places of the messages before a compaction that it does not replace."""
+        if self.spares_users:
+            return [i for i, one in enumerate(before) if one["role"] not in ("assistant", "tool")]
+        return [*range(n_rules(before))]
+
+    def written(self) -> str:
+        """Write it as JSON, for a client to send back."""
+        fields = {"type": _MARK, "summary": self.summary, "spares_users": self.spares_users}
+        room = MAX_FILES
+        kept: list[Any] = []
+        for message in self.kept:
+            content = message["content"]
+            if not isinstance(content, str):
+                parts: list[dict[str, Any]] = []
+                for part in content:
+                    written = list(_written(part, room))
+                    room -= sum(len(json.dumps(one)) for one in written if one["type"] != "text")
+                    parts += written
+                message = {**message, "content": parts}
+            kept.append(message)
+        return json.dumps({**fields, "kept": kept}, ensure_ascii=False)
+
+    @classmethod
+    def read(cls, text: str, param: str) -> Self:
+        """Read what `written` wrote.
+
+        Raises:
+            InvalidRequestError: another server wrote it, or it was changed; names `param`.
+        """
+        try:
+            match json.loads(text):
+                case {"type": str(mark), "summary": str(summary), "kept": list(kept)} as fields:
+                    if mark == _MARK:
+                        messages = parse_messages(kept, param) if kept else Messages()
+                        spares = fields.get("spares_users") is True
+                        return cls(summary=summary, kept=messages, spares_users=spares)
+        except (ValueError, RecursionError):
+            pass
+        raise InvalidRequestError.at(
+            param,
+            "was not written by this server, and cannot be read here. Leave out the item, and send "
+            "the conversation that it replaced, or a summary of it.",
+        )
+
+
+def _written(part: Mapping[str, Any], room: int) -> Iterator[dict[str, Any]]:
+    """Write a part of a content as clients of chats do; a file that is too long as a note."""
+    source: MediaSource | DocumentSource
+    match part:
+        case {"media": MediaSource() as source}:
+            kind = source.kind or "file"
+        case {"document": DocumentSource() as source}:
+            kind = "file"
+            if source.about:
+                yield text_part(source.about)
+        case _:
+            yield dict(part)
+            return
+    if source.data is not None and 4 * len(source.data) <= 3 * room:
+        where = binascii.b2a_base64(source.data, newline=False).decode()
+    elif source.url is not None:
+        where = source.url
+    else:
+        yield text_part(note_of(part))
+        return
+    if kind == "file":
+        field = "file_url" if source.data is None else "file_data"
+        name = source.name if isinstance(source, DocumentSource) else ""
+        yield {"type": "file", "file": {field: where, "filename": name}}
+    else:
+        name, field = {
+            "image": ("image_url", "url"),
+            "audio": ("input_audio", "data"),
+            "video": ("input_video", "data"),
+        }[kind]
+        yield {"type": name, name: {field: where}}
+
+
+def note_of(part: Mapping[str, Any]) -> str:
+    """What is said in place of a file."""
+    if part["type"] == "document":
+        return f"[document {part['document'].name}]".replace(" ]", "]")
+    return f"[{part['media'].kind or 'file'}]"
+
+
+# -- the parts of a conversation
+
+
+def n_rules(messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many messages at the beginning are the system's or the developer's."""
+    return next((i for i, one in enumerate(messages) if one["role"] not in _RULES), len(messages))
+
+
+def groups_of(messages: Iterable[Message]) -> list[list[Message]]:
+    """Divide messages where a cut may be: a call and its result are in one group."""
+    groups: list[list[Message]] = []
+    callers: dict[str, int] = {}  # the groups of calls, by their ids
+    for message in messages:
+        if message["role"] == "tool" and groups:
+            first = callers.get(message.get("tool_call_id", ""), len(groups) - 1)
+            groups[first:] = [[*(one for group in groups[first:] for one in group), message]]
+            callers = {id_: min(group, first) for id_, group in callers.items()}
+            continue
+        for call in message.get("tool_calls", ()):
+            callers[call.get("id", "")] = len(groups)
+        groups.append([message])
+    return groups
+
+
+def open_calls(messages: Iterable[Message]) -> list[Message]:
+    """The messages of the assistant with calls that have no result, without all else in them."""
+    waiting: dict[tuple[str, int], Any] = {}
+    for place, message in enumerate(messages):
+        if message["role"] == "tool":
+            id_ = message.get("tool_call_id", "")
+            waiting.pop(next((key for key in waiting if key[0] == id_), ("", -1)), None)
+        for n, call in enumerate(message.get("tool_calls", ())):
+            id_ = call.get("id", "")
+            waiting[id_, 0 if id_ else place * MAX_PARTS + n] = (place, call)
+    calls: dict[int, list[Any]] = {}
+    for place, call in waiting.values():
+        calls.setdefault(place, []).append(call)
+    return [{"role": "assistant", "content": "", "tool_calls": each} for each in calls.values()]
+
+
+def without(messages: Sequence[Message], calls: Sequence[Message]) -> list[Message]:
+    """Messages without some of their calls, which `open_calls` gave."""
+    gone = {id(call) for message in calls for call in message["tool_calls"]}
+    kept = []
+    for message in messages:
+        if "tool_calls" in message:
+            rest = [call for call in message["tool_calls"] if id(call) not in gone]
+            message = {name: value for name, value in message.items() if name != "tool_calls"}
+            if rest:
+                message["tool_calls"] = rest
+            elif not message["content"]:
+                continue
+        kept.append(message)
+    return kept
+
+
+def transcript(messages: Iterable[Mapping[str, Any]]) -> str:
+    """Write messages as text: what was said, called and found, without reasoning."""
+    lines: list[str] = []
+    for message in messages:
+        content, role = message["content"], message["role"]
+        if not isinstance(content, str):
+            content = "\n".join(
+                part["text"] if part["type"] == "text" else note_of(part) for part in content
+            )
+        who = f"result of {message.get('name', 'the call')}" if role == "tool" else role
+        if content or role == "tool":
+            lines.append(f"{who}: {content}")
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            lines.append(f"{role} calls {function['name']}: {function['arguments']}")
+    return "\n\n".join(lines)
