@@ -144,7 +144,7 @@ _ABSENT = "what the choice names is not here"
 REFUSED: Mapping[str, Mapping[tuple[str, str], str]] = {
     "responses": {
         (".input[]", "compaction"): "only its server can read it",
-        (".input[]", "compaction_trigger"): "only some servers compact",
+        (".input[]", "compaction_trigger"): "it must be the last item",
         (".input[]", "item_reference"): "the store has put items in its place, or it has none",
         **{
             (".tool_choice", tag): _ABSENT

@@ -92,6 +92,11 @@ class Compaction:
             kept.append(message)
         return json.dumps({**fields, "kept": kept}, ensure_ascii=False)
 
+    @staticmethod
+    def is_one(text: str) -> bool:
+        """Whether a text looks like what `written` writes."""
+        return text.startswith(json.dumps({"type": _MARK})[:-1])
+
     @classmethod
     def read(cls, text: str, param: str) -> Self:
         """Read what `written` wrote.

@@ -233,7 +233,7 @@ class _Compactor:
         return summary
 
     async def _parts(self, text: str, size: int) -> list[str]:
-        """Divide a text into parts of at most so many tokens, between lines where that is easy."""
+        """Divide a text into parts of at most `size` tokens, between lines where possible."""
         waiting, parts = [text], list[str]()
         while waiting:
             text = waiting.pop()
@@ -259,7 +259,7 @@ class _Compactor:
     async def _kept(
         self, rules: Sequence[Message], said: Sequence[Message], calls: Sequence[Message]
     ) -> Messages:
-        """Choose what is kept: the last turns for which there is room, and all open calls."""
+        """Choose what is kept: the last turns that fit, and all open calls."""
         groups = groups_of(said)
         if self.plan.spares_users:
             first = next(

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
+import attrs
+
 from trioserve.api.anthropic.client_tools import Member
 from trioserve.api.base import sse
 from trioserve.api.base.chat_request import as_content
@@ -32,6 +34,7 @@ from trioserve.api.base.fields import (
     required,
     text,
 )
+from trioserve.chat.compaction import Compaction
 from trioserve.chat.data_urls import UNTYPED, data_of
 from trioserve.chat.messages import (
     MAX_MESSAGES,
@@ -310,11 +313,45 @@ def read_messages(body: Mapping[str, Any]) -> Messages:
         messages.append({"role": "system", "content": _system(system)})
     names: dict[str, str] = {}
     for role, blocks in _turns(required(body, "messages", objects)):
+        if role != "system" and (found := _compaction(blocks)) is not None:
+            compaction, blocks = found
+            if compaction is not None:
+                messages = [messages[i] for i in compaction.stays(messages)]
+                messages += compaction.messages()
+                for call in (one for each in messages for one in each.get("tool_calls", ())):
+                    names[call.get("id", "")] = call["function"]["name"]
+            if not blocks:
+                continue
         if role == "assistant":
             messages.append(_assistant(blocks, names))
         else:
             messages += _user(role, blocks, names)
     return Messages(messages)
+
+
+def _compaction(blocks: list[Block]) -> tuple[Compaction | None, list[Block]] | None:
+    """The last compaction of a turn that has a summary, and the blocks after it.
+
+    A compaction without one has failed, and stands for nothing. None: the turn has no compactions.
+    """
+    places = [i for i, (_, block) in enumerate(blocks) if block.get("type") == "compaction"]
+    if not places:
+        return None
+    for i in reversed(places):
+        path, block = blocks[i]
+        summary = optional(block, "content", text, path)
+        if summary == "":
+            raise InvalidRequestError.at(f"{path}.content", "must not be empty.")
+        if summary is not None:
+            found = Compaction(summary=summary)
+            sealed = optional(block, "encrypted_content", text, path) or ""
+            if sealed and not Compaction.is_one(sealed):
+                leave_out("what other servers have sealed", "the summary beside it is read")
+            elif sealed:
+                kept = Compaction.read(sealed, f"{path}.encrypted_content")
+                found = attrs.evolve(kept, summary=summary)
+            return found, [one for n, one in enumerate(blocks) if n > i and n not in places]
+    return None, [one for n, one in enumerate(blocks) if n not in places]
 
 
 @json_type()
@@ -326,13 +363,16 @@ def continues_final_message(body: Mapping[str, Any]) -> bool:
     """
     if body.get("continue_final_message") is False:  # as the configuration may have it
         return False
+    if body.get("compaction") is not None:  # which is all that follows
+        return False
     messages = body["messages"]
     if messages[-1]["role"] != "assistant":
         return False
     for path, block in blocks_of(messages[-1]["content"], f"messages[{len(messages) - 1}].content"):
         if block["type"] == "tool_use":
             raise InvalidRequestError.at(path, "needs a 'tool_result' after it.")
-    return True
+    blocks = blocks_of(messages[-1]["content"], "messages")
+    return not blocks or any(block["type"] != "compaction" for _, block in blocks)
 
 
 _ROLE = one_of("user", "assistant", "system")
@@ -389,8 +429,6 @@ def _assistant(blocks: list[Block], names: dict[str, str]) -> dict[str, Any]:
                 thinking.append(_thinking(block, path))
             case "redacted_thinking":
                 thinking.append(required(block, "data", lambda data: _signed(text(data)), path))
-            case "compaction":  # what the client has summed up
-                said.append(text_part(required(block, "content", text, path)))
             case "tool_use":
                 calls.append(_call(block, path))
                 names[calls[-1]["id"]] = calls[-1]["function"]["name"]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
+from trioserve.api.anthropic.context import CompactionOptions, Edit, read_edits
 from trioserve.api.anthropic.messages import continues_final_message, read_messages
 from trioserve.api.anthropic.tools import Offer, read_offer
 from trioserve.api.base import readers
@@ -34,7 +35,6 @@ BUDGET_TOKENS = 10_000
 _UNSUPPORTED: Mapping[str, Only] = {
     "billing_policy": Only(harmless="nothing is billed"),
     "container": Only(harmless=NOT_HOSTED),
-    "context_management": Only(harmless="the client keeps the conversation"),
     "diagnostics": Only({"previous_message_id": None}, harmless="there are none"),
     "fallback_credit_token": Only(harmless="nothing is billed"),
     "fallbacks": Only([], harmless="the model that was asked answers"),
@@ -127,6 +127,14 @@ class CountTokensRequest(ThinkingRequest):
     offer: Offer = field(whole=read_offer)
     tool_choice: ToolChoiceOptions = attrs.field(factory=ToolChoiceOptions)
     output_config: OutputConfig = attrs.field(factory=OutputConfig)
+    edits: tuple[Edit, ...] | None = field("context_management", read=read_edits, default=None)
+    compaction: CompactionOptions | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.compaction is not None and self.edits is not None:
+            raise InvalidRequestError.at(
+                "compaction", "and 'context_management' exclude each other."
+            )
 
     @property
     def tools(self) -> Tools:

@@ -16,6 +16,7 @@ import attrs
 from msgspec import UNSET, UnsetType
 
 from trioserve.api.anthropic.client_tools import Member
+from trioserve.api.anthropic.context import AppliedEdit, Context
 from trioserve.api.anthropic.messages import sign
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
 from trioserve.api.base import sse
@@ -24,13 +25,14 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.described import ModelInfo, ModelPage
 from trioserve.api.base.errors import message_of
-from trioserve.api.base.generation import admit, stream_reply
+from trioserve.api.base.generation import admit, compacted_reply, stream_reply
 from trioserve.api.base.models import Models
 from trioserve.api.base.output import name_of
 from trioserve.api.base.reply import Reply, json
 from trioserve.api.base.routes import Query, Routes
 from trioserve.api.base.vendors import ErrorShape
 from trioserve.api.openapi import gives, takes
+from trioserve.chat.compaction import Compaction
 from trioserve.chat.deltas import (
     ContentDelta,
     Delta,
@@ -39,6 +41,14 @@ from trioserve.chat.deltas import (
     ToolCallStart,
 )
 from trioserve.errors import ThreadsUnsupportedError, TrioServeError
+from trioserve.server.compaction import (
+    Compacted,
+    CompactedChat,
+    CompactedEvent,
+    Compacting,
+    limit_of,
+    stream_compacted,
+)
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.types import Finished, FinishReason, Progress
 
@@ -99,7 +109,10 @@ class _Caller(Answer):
 class ContentBlock(Answer, kw_only=True):
     """A part of a message, with the fields of its type."""
 
-    type: Literal["text", "thinking", "tool_use"]
+    type: Literal["text", "thinking", "tool_use", "compaction"]
+    content: str | UnsetType | None = UNSET
+    encrypted_content: str | UnsetType | None = UNSET
+    tool_changes: list[dict[str, Any]] | UnsetType = UNSET
     text: str | UnsetType = UNSET
     citations: UnsetType | None = UNSET
     thinking: str | UnsetType = UNSET
@@ -111,10 +124,22 @@ class ContentBlock(Answer, kw_only=True):
     caller: _Caller | UnsetType = UNSET
 
 
+class _Iteration(Answer, kw_only=True):
+    """The tokens of a compaction, which those of the message do not include, or of the message."""
+
+    type: Literal["message", "compaction"]
+    input_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int
+    cache_creation: None = None
+    output_tokens: int
+
+
 class _MessageUsage(Answer, kw_only=True):
     """The tokens of a message. What the cache keeps of a prompt costs nothing extra."""
 
     input_tokens: int
+    iterations: list[_Iteration] | UnsetType = UNSET
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     cache_creation: None = None
@@ -123,6 +148,10 @@ class _MessageUsage(Answer, kw_only=True):
     server_tool_use: None = None
     inference_geo: None = None
     service_tier: str = "standard"
+
+
+class _ContextManagement(Answer):
+    applied_edits: list[AppliedEdit]
 
 
 class _Ending(Answer):
@@ -145,6 +174,7 @@ class Message(Answer, kw_only=True):
     stop_details: None = None
     container: None = None
     usage: _MessageUsage
+    context_management: _ContextManagement | UnsetType = UNSET
 
 
 #: One of Anthropic's events, as JSON.
@@ -190,6 +220,21 @@ class Blocks:
                 assert self._open == "tool_use"
                 return [self._grow({"type": "input_json_delta", "partial_json": text})]
 
+    def compacted(
+        self, compaction: Compaction | None, tool_changes: Sequence[Mapping[str, Any]]
+    ) -> list[Event]:
+        """Return the events of a compaction: what it keeps beside the summary is sealed.
+
+        None: it has failed.
+        """
+        block: dict[str, Any] = {"type": "compaction", "content": None, "encrypted_content": None}
+        if compaction is None:
+            return self._begin(block)
+        sealed = attrs.evolve(compaction, summary="").written() if compaction.kept else None
+        begun = self._begin(block | ({"tool_changes": [*tool_changes]} if tool_changes else {}))
+        grown = {"content": compaction.summary, "encrypted_content": sealed}
+        return [*begun, self._grow({"type": "compaction_delta", **grown})]
+
     def end(self) -> list[Event]:
         """End the block that is open, if one is."""
         if not self._open:
@@ -225,16 +270,18 @@ def content_of(events: Iterable[Event]) -> list[ContentBlock]:
             blocks.append(dict(event["content_block"]))
             grown.append([])
         elif event["type"] == "content_block_delta":
-            kind, piece = event["delta"].values()
+            kind, piece, *sealed = event["delta"].values()
             if kind == "signature_delta":
                 blocks[-1]["signature"] = piece
+            elif kind == "compaction_delta":
+                blocks[-1] |= {"content": piece, "encrypted_content": sealed[0]}
             else:
                 grown[-1].append(piece)
     for block, parts in zip(blocks, grown, strict=True):
         text = "".join(parts)
         if block["type"] == "tool_use":
             block["input"] = read_arguments(text)
-        else:
+        elif block["type"] != "compaction":
             block[block["type"]] = text
     return [ContentBlock(**block) for block in blocks]
 
@@ -257,6 +304,9 @@ class MessageHead:
 
     model: str
     n_prompt: int
+    managed: _ContextManagement | UnsetType = UNSET
+    tool_changes: Sequence[Mapping[str, Any]] = ()
+    compacted: Compacted | None = None
     id: str = attrs.field(factory=lambda: f"msg_{secrets.token_hex(16)}")
 
     def message(
@@ -267,39 +317,64 @@ class MessageHead:
 
     def usage(self, n_cached: int, n_output: int) -> _MessageUsage:
         """Count tokens, those of a prompt that are cached only once."""
-        return _MessageUsage(
-            input_tokens=self.n_prompt - n_cached,
-            cache_read_input_tokens=n_cached,
-            output_tokens=n_output,
+        tokens: dict[str, Any] = {
+            "input_tokens": self.n_prompt - n_cached,
+            "cache_read_input_tokens": n_cached,
+            "output_tokens": n_output,
+        }
+        if self.compacted is None:
+            return _MessageUsage(**tokens)
+        of_summary = self.compacted.timings
+        first = _Iteration(
+            type="compaction",
+            input_tokens=of_summary.prompt_n,
+            cache_read_input_tokens=of_summary.cache_n,
+            output_tokens=of_summary.predicted_n,
         )
+        if self.compacted.is_all:
+            return _MessageUsage(**(tokens | dict.fromkeys(tokens, 0)), iterations=[first])
+        return _MessageUsage(**tokens, iterations=[first, _Iteration(type="message", **tokens)])
 
     def end(self, finished: Finished, *, called: bool) -> tuple[_Ending, _MessageUsage]:
         """Write how the message ended, and the usage."""
+        if self.compacted is not None and self.compacted.is_all:
+            return _Ending("compaction"), self.usage(0, 0)
         reason = stop_reason(finished, called=called)
         ending = _Ending(reason, finished.stopping_word or None)
         return ending, self.usage(finished.timings.cache_n, finished.timings.predicted_n)
 
 
-async def whole_message(stream: ChatStream, head: MessageHead, blocks: Blocks) -> Message:
+async def whole_message(
+    stream: ChatStream | CompactedChat, head: MessageHead, blocks: Blocks
+) -> Message:
     """Read a stream to its end, and write all of the message.
 
     Raises:
         TrioServeError: the request failed.
     """
     events: list[Event] = []
+    finished: Finished | None = None
     async for event in stream:
         if isinstance(event, ChatChunk):
             for delta in event.deltas:
                 events += blocks.feed(delta)
+        elif isinstance(event, Compacted):
+            head = attrs.evolve(head, n_prompt=event.n_prompt, compacted=event)
+            events += blocks.compacted(event.compaction, head.tool_changes)
+        elif isinstance(event, Finished):
+            finished = event
     events += blocks.end()
     content = content_of(events)
-    assert stream.finished is not None
+    if isinstance(stream, ChatStream):
+        finished = stream.finished
+    assert finished is not None
     called = any(block.type == "tool_use" for block in content)
-    ending, usage = head.end(stream.finished, called=called)
-    return head.message(usage, content, **sse.fields_of(ending))
+    ending, usage = head.end(finished, called=called)
+    more = {"context_management": head.managed}
+    return head.message(usage, content, **sse.fields_of(ending), **more)
 
 
-class MessageEvents(sse.EventWriter[sse.Event]):
+class MessageEvents(sse.EventWriter[sse.Event | CompactedEvent]):
     """Writes the events of a streamed message, from when the first part of its prompt is done."""
 
     def __init__(self, head: MessageHead, blocks: Blocks) -> None:
@@ -307,13 +382,19 @@ class MessageEvents(sse.EventWriter[sse.Event]):
         self._begun = False
         self._called = False
 
-    def encode(self, index: int, event: sse.Event) -> bytes:
+    def encode(self, index: int, event: sse.Event | CompactedEvent) -> bytes:
         """Encode an event of an output as server-sent events."""
         if isinstance(event, Progress):
             return b"" if self._begun else self._begin(event.cached)
         begin = b"" if self._begun else self._begin(0)
         if isinstance(event, Finished):
             return begin + self._last(event)
+        if isinstance(event, Compacting):
+            return begin
+        if isinstance(event, Compacted):
+            self._head = attrs.evolve(self._head, n_prompt=event.n_prompt, compacted=event)
+            compacted = self._blocks.compacted(event.compaction, self._head.tool_changes)
+            return begin + b"".join(map(_write, compacted))
         assert isinstance(event, ChatChunk)
         events: list[Event] = []
         for delta in event.deltas:
@@ -329,6 +410,8 @@ class MessageEvents(sse.EventWriter[sse.Event]):
     def _last(self, event: Finished) -> bytes:
         ending, usage = self._head.end(event, called=self._called)
         delta = {"type": "message_delta", "delta": ending, "usage": usage}
+        if self._head.managed is not UNSET:
+            delta["context_management"] = self._head.managed
         return b"".join(map(_write, [*self._blocks.end(), delta, {"type": "message_stop"}]))
 
 
@@ -352,15 +435,27 @@ VERSION = "anthropic-version"
 async def messages(request: MessagesRequest, caller: Caller, models: Models) -> Reply:
     """Answer a chat, at once or as a stream."""
     server, params, context = await admit(request, caller, models)
-    (stream,) = await caller.open(
-        server.stream_chats(request.messages, params, request.chat_params, context=context)
-    )
-    head = MessageHead(name_of(server, request, params), len(stream.prompt))
+    messages, chat, plan = request.messages, request.chat_params, None
+    managed: _ContextManagement | UnsetType = UNSET
+    if request.compaction is not None:
+        plan = request.compaction.plan(limit_of(server, params))
+    elif request.edits is not None:
+        edited = await Context.of(request.edits, server, messages, params, chat)
+        messages, plan, managed = edited.messages, edited.plan, _ContextManagement(edited.applied)
+    head = MessageHead(name_of(server, request, params), 0, managed, request.offer.changes)
+    stream: ChatStream | CompactedChat
+    if plan is not None:
+        stream = await caller.open(stream_compacted(server, messages, params, chat, plan, context))
+    else:
+        (stream,) = await caller.open(server.stream_chats(messages, params, chat, context=context))
+        head = attrs.evolve(head, n_prompt=len(stream.prompt))
     is_shown = request.thinking is None or request.thinking.shown
     blocks = Blocks(show_thinking=is_shown, members=request.offer.members)
     if not request.stream:
         return json(await whole_message(stream, head, blocks))
     events = MessageEvents(head, blocks)
+    if isinstance(stream, CompactedChat):
+        return await compacted_reply(server, request, caller, stream, events)
     return await stream_reply(server, request, caller, [stream], events)
 
 
@@ -385,5 +480,10 @@ async def count_tokens(request: CountTokensRequest, caller: Caller, models: Mode
     """Count the tokens of a prompt, without generating."""
     server = await models.use(request.model, caller)
     await caller.keep_awake(server)
-    n_tokens = len(await server.chat_prompt(request.messages, request.chat_params))
-    return json(InputTokens(n_tokens))
+    messages, chat = request.messages, request.chat_params
+    n_tokens = len(await server.chat_prompt(messages, chat))
+    if not request.edits:
+        return json(InputTokens(n_tokens))
+    edited = await Context.of(request.edits, server, messages, await server.params({}), chat)
+    n_left = len(await server.chat_prompt(edited.messages, chat))
+    return json(InputTokens.edited(n_left, n_tokens))

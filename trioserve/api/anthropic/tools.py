@@ -57,10 +57,12 @@ class Offer:
     Attributes:
         functions: all of them.
         members: those that are members of a toolset.
+        changes: the blocks of the conversation that add or remove a tool.
     """
 
     functions: dict[str, Tool] = attrs.field(factory=dict)
     members: dict[str, Member] = attrs.field(factory=dict)
+    changes: list[Mapping[str, Any]] = attrs.field(factory=list)
 
     @property
     def tools(self) -> Tools:
@@ -97,6 +99,7 @@ def read_offer(body: Mapping[str, Any]) -> Offer:
         offer.add(tool, f"tools[{i}]")
     removed: dict[str, Tool] = {}
     for change, path in _changes(body.get("messages")):
+        offer.changes.append(change)
         tool, path = required(change, "tool", mapping, path), f"{path}.tool"
         kind = required(tool, "type", text, path)
         if kind == "tool_definition":

@@ -91,11 +91,21 @@ class Health(Answer):
     status: str = "ok"
 
 
+class _BeforeEdits(Answer):
+    original_input_tokens: int
+
+
 class InputTokens(Answer):
     """The number of tokens of a prompt; the Responses API says what it counts."""
 
     input_tokens: int
     object: str | UnsetType = UNSET
+    context_management: _BeforeEdits | UnsetType = UNSET
+
+    @classmethod
+    def edited(cls, n_tokens: int, n_before: int) -> Self:
+        """Those of a conversation that was edited, and of what it was."""
+        return cls(n_tokens, context_management=_BeforeEdits(n_before))
 
 
 class Metrics(Answer):

@@ -13,8 +13,9 @@ from openai.types.responses import Response
 
 from tests.api.openai.responses.test_routes import events_in
 from tests.support.clients import client_of, use_openai
+from tests.support.compacted import Model, serve
 from tests.support.scripts import answering
-from trioserve.chat.compaction import PREFACE, TASK
+from trioserve.chat.compaction import PREFACE
 
 TRIGGER = {"type": "compaction_trigger"}
 TOOL: Any = {"type": "function", "name": "read", "parameters": {"type": "object"}, "strict": False}
@@ -31,26 +32,6 @@ def call(n: int) -> dict[str, Any]:
 
 def result(n: int, text: str = "ok") -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": f"c{n}", "output": text}
-
-
-class Model:
-    """Answers, and sums up what looks like a fact; notes its prompts."""
-
-    def __init__(self, answer: str = "Well.", summary: str | None = None) -> None:
-        self.prompts: list[str] = []
-        self.answer, self.summary = answer, summary
-
-    def __call__(self, prompt: str) -> str:
-        self.prompts.append(prompt)
-        if TASK not in prompt:
-            return self.answer
-        if self.summary is not None:
-            return self.summary
-        return "Summary: " + ", ".join(dict.fromkeys(re.findall(r"fact-\w+", prompt)))
-
-
-def serve(model: Model, **settings: Any) -> Any:
-    return client_of(answering(model, **{"n_ctx": 8192, **settings}))
 
 
 async def post(client: httpx.AsyncClient, path: str = "", **body: Any) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class Conversation:
 
 
 def last_of(messages: Sequence[Item], n_tokens: int) -> Sequence[Item]:
-    """The last messages with about so many tokens: those of four characters each, and of files."""
+    """The last messages that have about this number of tokens, of four characters each."""
     for i in range(len(messages), 0, -1):
         content = messages[i - 1]["content"] or ""
         texts = [content] if isinstance(content, str) else [one.get("text") for one in content]
