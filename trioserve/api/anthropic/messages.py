@@ -316,10 +316,7 @@ def read_messages(body: Mapping[str, Any]) -> Messages:
         if role != "system" and (found := _compaction(blocks)) is not None:
             compaction, blocks = found
             if compaction is not None:
-                messages = [messages[i] for i in compaction.stays(messages)]
-                messages += compaction.messages()
-                for call in (one for each in messages for one in each.get("tool_calls", ())):
-                    names[call.get("id", "")] = call["function"]["name"]
+                messages = _compacted(messages, compaction, names)
             if not blocks:
                 continue
         if role == "assistant":
@@ -327,6 +324,16 @@ def read_messages(body: Mapping[str, Any]) -> Messages:
         else:
             messages += _user(role, blocks, names)
     return Messages(messages)
+
+
+def _compacted(
+    messages: list[Message], compaction: Compaction, names: dict[str, str]
+) -> list[Message]:
+    """Replace messages by a compaction, and note the names of the tools whose calls it keeps."""
+    stays = [messages[i] for i in compaction.stays(messages)]
+    for call in (one for message in compaction.kept for one in message.get("tool_calls", ())):
+        names[call.get("id", "")] = call["function"]["name"]
+    return stays + compaction.messages()
 
 
 def _compaction(blocks: list[Block]) -> tuple[Compaction | None, list[Block]] | None:
