@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
+from structlog.testing import capture_logs
 
 from tests.support import head_models, tiny_models
 from tests.support.drafted import Settings, write_head
-from tests.support.head_architectures import DFLASH, EAGLE3, MTP, TWO_HEADS
+from tests.support.head_architectures import DFLASH, EAGLE3, MTP, TWO_HEADS, heads_of
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ConfigError, ModelLoadError
@@ -121,6 +123,47 @@ def test_a_dflash_model_without_a_mask_token(tmp_path: Path) -> None:
     assert "no mask token" in refusal(model, "draft-dflash", head)
 
 
+# -- what is chosen
+
+
+def test_a_head_that_is_chosen_is_used(tmp_path: Path) -> None:
+    head_models.write_apart(tmp_path, "glm4moe")
+    with load(model=str(tmp_path / "glm4moe.gguf"), spec_type=("auto",)) as backend:
+        assert [drafter.name for drafter in backend.drafters] == ["draft-mtp"]
+        assert backend.n_outputs == 2 + 64
+
+
+def lose_tensor(path: Path) -> None:
+    """Leave a tensor out of a head, which ends the process of llama.cpp."""
+    change = lambda weights: weights.pop("blk.4.nextn.enorm.weight")  # noqa: E731
+    tiny_models.write(path, heads_of(MTP["glm4moe"]), change=change)
+
+
+def cut_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def of_another_width(path: Path) -> None:
+    metadata = {**MTP["glm4moe"].metadata, "embedding_length": 16}
+    tiny_models.write(path, attrs.evolve(heads_of(MTP["glm4moe"]), metadata=metadata))
+
+
+@pytest.mark.parametrize("damage", [lose_tensor, cut_short, of_another_width])
+def test_a_broken_head_beside_the_model_costs_only_its_drafts(
+    damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    model, head = head_models.write_apart(tmp_path, "glm4moe")
+    damage(head)
+    with capture_logs() as logs, load(model=str(model), spec_type=("auto",)) as backend:
+        assert not backend.drafters
+    chosen, refused = (line for line in logs if line["event"].startswith("drafts: "))
+    assert chosen["event"] == f"drafts: draft-mtp: the head in {head.name}, beside the model"
+    assert refused["event"] == "drafts: the head is not used"
+    assert head.name in refused["reason"]
+    message = refusal(model, "draft-mtp", head)  # named, it is an error
+    assert head.name in message
+
+
 # -- a library without the functions
 
 
@@ -156,11 +199,10 @@ def test_bindings_without_a_second_context(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"spec_type": ("draft-eagle3",)}, "'draft-eagle3' needs spec_draft_model"),
-        ({"spec_type": ("draft-dflash",)}, "'draft-dflash' needs spec_draft_model"),
+        ({"spec_type": ("draft-simple",)}, "'draft-simple' needs spec_draft_model"),
+        ({"spec_type": ("auto", "draft-mtp")}, "'auto' chooses a head"),
         ({"spec_type": ("draft-mtp", "draft-eagle3")}, "may have one of draft-simple, draft-mtp"),
         ({"spec_type": ("draft-mtp",), "spec_draft_ngl": 3}, "spec_draft_ngl has no effect"),
-        ({"spec_type": ("draft-dspark",)}, "'draft-dspark' needs spec_draft_model"),
         ({"spec_type": ("draft-mtp",), "embeddings": True}, "no effect on embeddings"),
     ],
 )

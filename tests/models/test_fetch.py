@@ -143,3 +143,30 @@ def test_what_may_be_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.Monk
     for text in ("models/x", "models/y.gguf", "/models/y", "./models/y", "y"):
         assert hub_reference(text) is None
     assert hub_reference("models/y") is not None
+
+
+async def test_the_head_for_drafts_that_comes_with_a_model(hub: Hub) -> None:
+    files = {"m-Q8_0.gguf": b"eight" * 500, "mtp-m-Q8_0.gguf": b"head" * 500}
+    hub.add("user/plain", files)
+    hub.add("user/drafts", {**files, "eagle3-m-Q8_0.gguf": b"other" * 500})
+
+    async def beside(repo: str, *spec_type: str) -> list[str]:
+        config = await fetch(Config(hf_repo=repo, spec_type=spec_type))
+        folder = Path(config.model or "").parent
+        return sorted(path.name for path in folder.iterdir())
+
+    assert await beside("user/plain", "none") == ["m-Q8_0.gguf"]
+    assert await beside("user/plain", "auto") == ["m-Q8_0.gguf"]  # as it is in the cache
+    assert await beside("user/drafts", "draft-eagle3") == ["eagle3-m-Q8_0.gguf", "m-Q8_0.gguf"]
+    hub.add("user/auto", files)
+    assert await beside("user/auto", "auto") == ["m-Q8_0.gguf", "mtp-m-Q8_0.gguf"]
+
+
+async def test_a_repository_of_heads_for_drafts(hub: Hub) -> None:
+    hub.add("user/heads", {"eagle3-m-Q8_0.gguf": b"head" * 500})
+    named = Config(model="x.gguf", spec_draft_hf="user/heads", spec_type=("draft-eagle3",))
+    for _ in range(2):  # the second time from the cache
+        config = await fetch(named)
+        assert Path(config.spec_draft_model or "").name == "eagle3-m-Q8_0.gguf"
+    with pytest.raises(HubError, match="user/heads"):
+        await fetch(Config(model="x.gguf", spec_draft_hf="user/heads"))

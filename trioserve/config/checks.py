@@ -32,8 +32,8 @@ BUILTIN_TOOLS = (
 ALL_TOOLS = "all"
 
 #: The types of speculative decoding that there are, and those of llama-server that there are not.
-HEADS = ("draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark")
-DRAFT_TYPES = ("none", "ngram-simple", "ngram-mod", "draft-simple", *HEADS)
+HEADS = ("draft-mtp", "draft-dspark", "draft-dflash", "draft-eagle3")
+DRAFT_TYPES = ("none", "auto", "ngram-simple", "ngram-mod", "draft-simple", *HEADS)
 _MISSING_DRAFT_TYPES = {
     "ngram-map-k": "ngram-simple has a map of the text, too",
     "ngram-map-k4v": "ngram-simple has a map of the text, too",
@@ -229,7 +229,7 @@ def _conflicts_with_embeddings(config: Config) -> Iterator[tuple[object, str]]:
         ("lora_dir", config.lora_dir),
         ("control_vector", config.control_vector),
         ("spec_draft_model", config.has_draft_model),
-        ("spec_type", config.draft_types),
+        ("spec_type", "auto" not in config.spec_type and config.draft_types),
         ("backend_sampling", config.backend_sampling),
     ):
         yield value and not generates, f"{field} has no effect on embeddings and reranking"
@@ -270,10 +270,14 @@ def _conflicts_of_drafts(config: Config) -> Iterator[tuple[object, str]]:
         len(heads) > 1 or (heads and "draft-simple" in config.spec_type),
         f"spec_type may have one of draft-simple, {', '.join(HEADS)}, not {', '.join(heads)}",
     )
-    if config.has_draft_model:
+    yield (
+        "auto" in config.spec_type and (heads or "draft-simple" in config.spec_type),
+        "spec_type 'auto' chooses a head, so only types of n-grams may be beside it",
+    )
+    may_be_found = "auto" in config.spec_type or heads not in ([], ["draft-mtp"])
+    if config.has_draft_model or may_be_found:  # a head may be beside the model
         return
-    for name in ("draft-simple", *HEADS[1:]):
-        yield name in config.spec_type, f"spec_type {name!r} needs spec_draft_model"
+    yield "draft-simple" in config.spec_type, "spec_type 'draft-simple' needs spec_draft_model"
     for field in attrs.fields(type(config)):
         if field.name in _OF_HEADS and heads:
             continue

@@ -210,8 +210,8 @@ class Config:
         help="what to guess the next tokens from, so that one step can check several: ngram-simple "
         "= the request's own text, ngram-mod = those of earlier requests too, draft-mtp = the MTP "
         "heads in the model's file or in the one that spec_draft_model names, draft-eagle3, "
-        "draft-dflash and draft-dspark = the head that it names, none = do not; several are "
-        "separated by commas, and those of n-grams are asked first, in this order")
+        "draft-dflash and draft-dspark = the head that it names, auto = ngram-simple and the "
+        "model's head, none = do not; several, with commas: those of n-grams are asked first")
     spec_ngram_simple_size_n: int = _draft(6, "--spec-ngram-simple-size-n", min=1, max=1024,
         help="ngram-simple: number of last tokens that must have come before in the same order")
     spec_ngram_simple_size_m: int = _draft(64, "--spec-ngram-simple-size-m", min=1, max=1024,
@@ -230,12 +230,10 @@ class Config:
         "--spec-draft-hf -hfd -hfrd --hf-repo-draft LLAMA_ARG_SPEC_DRAFT_HF_REPO",
         help="such a model on the hub, as for --hf-repo")
     spec_draft_n_max: int = _draft(16, "--spec-draft-n-max LLAMA_ARG_SPEC_DRAFT_N_MAX", min=1,
-        max=1024,
-        help="maximum number of tokens in a draft of the draft model; most drafts are shorter, for "
-        "they are as long as it pays")
+        max=1024, help="maximum number of tokens in a draft of the draft model; most drafts are "
+        "shorter, for they are as long as it pays")
     spec_draft_n_min: int = _draft(0, "--spec-draft-n-min LLAMA_ARG_SPEC_DRAFT_N_MIN", min=0,
-        max=1024,
-        help="minimum number of tokens in a draft of the draft model; shorter ones are not used")
+        max=1024, help="minimum number of tokens in a draft of the draft model; no less are used")
     spec_draft_p_min: float = _draft(0.0,
         "--draft-p-min --spec-draft-p-min LLAMA_ARG_SPEC_DRAFT_P_MIN", min=0, max=1,
         help="a draft ends before a token that the draft model finds less probable than this")
@@ -758,18 +756,20 @@ class Config:
     @property
     def draft_types(self) -> tuple[str, ...]:
         """The types of speculative decoding, in the order of their use."""
-        last = ("draft-simple", *checks.HEADS)
-        types = [name for name in self.spec_type if name not in ("none", *last)]
-        if self.head_type is not None:
-            types.append(self.head_type)
-        elif self.has_draft_model:
-            types.append("draft-simple")
-        return tuple(dict.fromkeys(types))
+        ngrams = [one for one in self.spec_type if one.startswith(("auto", "ngram"))]
+        simple = "draft-simple" if self.has_draft_model and not self.head_types else None
+        return tuple(dict.fromkeys(filter(None, (*ngrams, self.head_type, simple))))
 
     @property
     def head_type(self) -> str | None:
-        """The type of drafts by a head, if there are any."""
-        return next((name for name in self.spec_type if name in checks.HEADS), None)
+        """The type of drafts by a head, if there are any, and it is not left open."""
+        return None if "auto" in self.spec_type else next(iter(self.head_types), None)
+
+    @property
+    def head_types(self) -> tuple[str, ...]:
+        """The types of drafts by a head that there may be, the preferred one first."""
+        named = checks.HEADS if "auto" in self.spec_type else self.spec_type
+        return tuple(one for one in checks.HEADS if one in named)
 
     @property
     def serves_embeddings(self) -> bool:

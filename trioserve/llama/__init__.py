@@ -49,11 +49,39 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
             `progress` cancelled.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
-    from trioserve.llama import adapter_trial, devices, library, room, trial
+    from trioserve.llama import library
+    from trioserve.log import get_logger
+    from trioserve.models import auto_drafts
+
+    library.check_library()
+    choice = auto_drafts.choose(config)
+    if choice is None:
+        return _load(config, progress)
+    log, chosen, has_ended = get_logger("llama"), choice.config, False
+    log.info(f"drafts: {choice.reason}")
+
+    def going_on(share: float) -> bool:
+        nonlocal has_ended
+        has_ended = progress is not None and not progress(share)
+        return not has_ended
+
+    try:
+        return _load(chosen, going_on)
+    except ModelLoadError as error:
+        is_free = "auto" in config.spec_type and config.spec_draft_model is None
+        if has_ended or chosen.head_type is None or not is_free:
+            raise
+        why = error.message
+    backend = _load(auto_drafts.without_head(chosen), progress)
+    log.warning("drafts: the head is not used", reason=why)
+    return backend
+
+
+def _load(config: Config, progress: Progress | None) -> LlamaBackend | LlamaEmbedder:
+    from trioserve.llama import adapter_trial, devices, room, trial
     from trioserve.llama.backend import LlamaBackend
     from trioserve.models.tried import LoadedFiles
 
-    library.check_library()
     found = room.plan(config) if config.fit == "on" else None
     if found is not None:
         room.report(found)

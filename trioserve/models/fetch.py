@@ -59,7 +59,11 @@ async def fetch(
             and not config.reranking
         )
         found = await files.of(
-            config.model, config.hf_repo, config.hf_file, with_projector=uses_projector
+            config.model,
+            config.hf_repo,
+            config.hf_file,
+            with_projector=uses_projector,
+            heads=() if config.has_draft_model else config.head_types,
         )
         if found is not None:
             path, alias = str(found.files[0]), config.alias or found.name
@@ -69,7 +73,7 @@ async def fetch(
     if config.mmproj_url is not None:
         path = await files.at(config.mmproj_url, config.mmproj)
         config = attrs.evolve(config, mmproj=path, mmproj_url=None)
-    draft = await files.of(config.spec_draft_model, config.spec_draft_hf)
+    draft = await files.of(config.spec_draft_model, config.spec_draft_hf, wanted=config.head_types)
     if draft is None:
         return config
     return attrs.evolve(config, spec_draft_model=str(draft.files[0]), spec_draft_hf=None)
@@ -92,17 +96,24 @@ class _Files:
         file: str | None = None,
         *,
         with_projector: bool = False,
+        heads: tuple[str, ...] = (),
+        wanted: tuple[str, ...] = (),
     ) -> HubModel | None:
-        """Find the model that two fields name; None: they name a file, or nothing."""
+        """Find the model that two fields name; None: they name a file, or nothing.
+
+        `heads` are the types of drafts that it may have a head for, and `wanted` those of the heads
+        that may be found in its place.
+        """
         from trioserve.models.hub import HubReference
 
         if on_hub is not None:
-            return await self._model(HubReference.parse(on_hub, file=file), with_projector)
-        reference = None if text is None else hub_reference(text)
-        if reference is None:
+            reference = HubReference.parse(on_hub, file=file, heads=wanted)
+            return await self._model(reference, with_projector, heads)
+        named = None if text is None else hub_reference(text)
+        if named is None:
             return None
         try:
-            return await self._model(reference, with_projector)
+            return await self._model(attrs.evolve(named, heads=wanted), with_projector, heads)
         except HubError as error:
             raise ModelLoadError(
                 f"There is no file {text}, and no such model can be downloaded: {error.message}"
@@ -123,7 +134,9 @@ class _Files:
         )
         return str(found)
 
-    async def _model(self, reference: HubReference, with_projector: bool) -> HubModel:
+    async def _model(
+        self, reference: HubReference, with_projector: bool, heads: tuple[str, ...]
+    ) -> HubModel:
         from trioserve.models import hub
 
         model = await trio.to_thread.run_sync(hub.find, reference)
@@ -135,6 +148,7 @@ class _Files:
             reference,
             token=self._config.hf_token,
             with_projector=with_projector,
+            heads=heads,
             on_progress=self._on_progress,
         )
 

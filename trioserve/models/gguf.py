@@ -18,6 +18,7 @@ from typing import IO, Self
 import attrs
 
 from trioserve.errors import ModelLoadError
+from trioserve.models.head_families import FILE_WORDS
 from trioserve.whole_numbers import whole_number
 
 _MAGIC = b"GGUF"
@@ -272,7 +273,7 @@ def read(path: Path) -> Iterator[Header]:
 
 
 #: GGUF files that are not models by themselves.
-_BESIDE_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+_BESIDE_MODELS = ("mmproj", "imatrix", *FILE_WORDS.values())
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})", re.DOTALL | re.IGNORECASE)
 _QUANT = re.compile(r"[-.]([A-Z0-9_]+)$", re.ASCII | re.IGNORECASE)

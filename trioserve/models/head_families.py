@@ -12,6 +12,14 @@ import attrs
 
 #: The types of drafts by heads that read what goes into the layers of a model.
 LAYER_TYPES = ("draft-eagle3", "draft-dflash", "draft-dspark")
+#: What the names of files with heads contain, in the order in which such files are preferred:
+#: llama-server's.
+FILE_WORDS: Mapping[str, str] = {
+    "draft-mtp": "mtp-",
+    "draft-dspark": "dspark-",
+    "draft-dflash": "dflash-",
+    "draft-eagle3": "eagle3-",
+}
 #: What each kind of file that only makes drafts is for, by its architecture.
 FILE_TYPES: Mapping[str, str] = {
     "eagle3": "draft-eagle3",

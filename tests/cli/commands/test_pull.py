@@ -56,6 +56,18 @@ def test_a_file_an_address_and_a_draft_model(
     assert [model.name for model in cached_models()] == ["user/draft:Q8_0", "user/repo:F16"]
 
 
+def test_a_head_for_drafts_comes_along(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {"m-Q8_0.gguf": MODEL, "mtp-m-Q8_0.gguf": b"head", "eagle3-m-Q8_0.gguf": b"other"}
+    hub.add("user/drafts", files)
+    assert main(["pull", "user/drafts"]) == 0
+    assert said(capsys)[0].splitlines()[1] == "with its head for drafts, mtp-m-Q8_0.gguf"
+    assert main(["pull", "user/drafts", "--spec-type", "draft-eagle3"]) == 0
+    (model,) = (one for one in cached_models() if one.name.startswith("user/drafts"))
+    assert model.files[0].with_name("eagle3-m-Q8_0.gguf").exists()
+    assert main(["rm", "user/drafts"]) == 0
+    assert not list(model.files[0].parent.glob("*.gguf"))
+
+
 def test_a_list_of_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("list", "-cl"):
         assert main([command]) == 0

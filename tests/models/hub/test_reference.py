@@ -7,7 +7,13 @@ import pytest
 from trioserve.errors import HubNotFoundError, InvalidRequestError, UnknownQuantError
 from trioserve.models.gguf import GgufName
 from trioserve.models.hub import HubReference
-from trioserve.models.hub.reference import choose, is_repo, models_in, projector_beside
+from trioserve.models.hub.reference import (
+    choose,
+    head_beside,
+    is_repo,
+    models_in,
+    projector_beside,
+)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +159,22 @@ def test_the_projector_that_belongs_to_a_model() -> None:
     assert projector_beside(files, "c/d/model-Q8_0.gguf") == "mmproj-Q8_0.gguf"
     assert projector_beside(["ab/mmproj-F16.gguf"], "a/model.gguf") is None
     assert projector_beside(["model.gguf"], "model.gguf") is None
+
+
+def test_the_head_that_is_beside_a_model() -> None:
+    files = ["mtp-m-Q8_0.gguf", "mtp-m-Q4_0.gguf", "a/eagle3-m.gguf", "dflash-x/m-Q8_0.gguf"]
+    assert head_beside(files, "m-Q4_K_M.gguf") == ("mtp-m-Q4_0.gguf",)
+    assert head_beside(files, "a/m-Q8_0.gguf") == ("mtp-m-Q8_0.gguf",)
+    assert head_beside(files, "a/m-Q8_0.gguf", ["draft-eagle3"]) == ("a/eagle3-m.gguf",)
+    assert head_beside(files, "m-Q8_0.gguf", ["draft-eagle3", "draft-dflash"]) == ()
+    parts = [f"mtp-m-F16-0000{i}-of-00002.gguf" for i in (1, 2)]
+    assert head_beside(parts, "m-F16.gguf") == tuple(parts)
+    assert head_beside(parts[1:], "m-F16.gguf") == ()
+
+
+def test_a_repository_of_heads() -> None:
+    files = ["eagle3-m-F16.gguf", "eagle3-m-Q8_0.gguf", "other-Q4_K_M.gguf"]
+    heads = ("draft-eagle3",)
+    assert choose(files, HubReference("user/repo", heads=heads)) == ("eagle3-m-Q8_0.gguf",)
+    assert choose(files, HubReference("user/repo", "F16", heads=heads)) == ("eagle3-m-F16.gguf",)
+    assert choose(files, HubReference("user/repo", heads=("draft-mtp",))) == ("other-Q4_K_M.gguf",)

@@ -14,6 +14,7 @@ from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
 from trioserve.models import TOY
+from trioserve.models.head_families import FILE_WORDS
 from trioserve.units import bytes_text
 
 
@@ -59,15 +60,20 @@ async def _pull(config: Config) -> None:
             if name is None:
                 continue
             model = await hub.pull(
-                hub.HubReference.parse(name, file=file),
+                hub.HubReference.parse(
+                    name, file=file, heads=() if name == config.hf_repo else config.head_types
+                ),
                 token=config.hf_token,
                 with_projector=config.mmproj_auto and name == config.hf_repo,
+                heads=(config.head_types or FILE_WORDS) if name == config.hf_repo else (),
                 on_progress=report,
             )
             report.end()
             print(f"{model.name}: {bytes_text(model.size)} in {model.files[0]}")
             if model.mmproj is not None:
                 print(f"with its projector, {model.mmproj.name}")
+            if model.head is not None:
+                print(f"with its head for drafts, {model.head.name}")
 
 
 _COLUMNS = (

@@ -14,12 +14,10 @@ from trioserve.config.readers import unicode_name
 from trioserve.errors import ConfigError
 from trioserve.models import gguf
 from trioserve.models.gguf import GgufName, Header, parts_of, total_size
+from trioserve.models.head_families import FILE_WORDS
 from trioserve.types import Modalities
 
 _log = logging.getLogger("trioserve.models.catalog")
-
-#: What the names of files begin with that draft for the model beside them, and run in no other way.
-_DRAFTS = ("mtp-", "dspark-", "dflash-")
 
 
 class Source(Enum):
@@ -77,7 +75,7 @@ def _models_of_folder(folder: Path) -> Iterator[ModelFiles]:
 def _models(files: Iterable[Path]) -> Iterator[ModelFiles]:
     for path in files:
         name = GgufName.read(path.name)
-        if name is None or name.part != 1 or path.name.startswith((".", *_DRAFTS)):
+        if name is None or name.part != 1 or path.name.startswith((".", *FILE_WORDS.values())):
             continue
         if _is_projector(path):
             continue

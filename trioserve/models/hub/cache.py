@@ -30,6 +30,7 @@ from trioserve.models.hub.reference import (
     HubReference,
     choose,
     choose_first,
+    head_beside,
     is_repo,
     models_in,
     name_of,
@@ -90,6 +91,7 @@ class HubModel:
     name: str  # "user/repo:QUANT"
     files: tuple[Path, ...]  # all parts, the first one first
     mmproj: Path | None  # the projector for images, if it is in the cache
+    head: Path | None = None  # the first file of a head for drafts, if it is in the cache
     size: int  # of `files` together, in bytes
 
 
@@ -184,7 +186,7 @@ class RepoFolder:
         except HubNotFoundError:  # a part is missing
             return None
         files = tuple(snapshot / part for part in parts)
-        projector = projector_beside(paths, path)
+        projector, head = projector_beside(paths, path), head_beside(paths, path)
         try:
             size = sum(file.stat().st_size for file in files)
         except OSError:  # another process is deleting it
@@ -193,6 +195,7 @@ class RepoFolder:
             name=name_of(self.repo, path),
             files=files,
             mmproj=None if projector is None else snapshot / projector,
+            head=snapshot / head[0] if head else None,
             size=size,
         )
 
@@ -218,6 +221,9 @@ def find(reference: HubReference) -> HubModel | None:
     if reference.file is not None:
         found = (repo.model(one.name, reference.file) for one in repo.snapshots())
         return next(filter(None, found), None)
+    for snapshot in repo.snapshots():
+        if head := reference.head_in(_files_in(snapshot)):
+            return repo.model(snapshot.name, head)
     models = repo.by_path()
     try:
         return models[choose_first(list(models), reference)]

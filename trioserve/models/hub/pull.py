@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from trioserve.config.folders import expanded, user_cache
 from trioserve.errors import HubError, HubUnavailableError
 from trioserve.log import get_logger
 from trioserve.models.gguf import GgufName
+from trioserve.models.head_families import FILE_WORDS
 from trioserve.models.hub.cache import (
     HubModel,
     RepoFolder,
@@ -39,7 +40,13 @@ from trioserve.models.hub.client import (
     open_client,
 )
 from trioserve.models.hub.download import DownloadTarget, OnProgress, download, write_text
-from trioserve.models.hub.reference import HubReference, choose, name_of, projector_beside
+from trioserve.models.hub.reference import (
+    HubReference,
+    choose,
+    head_beside,
+    name_of,
+    projector_beside,
+)
 from trioserve.whole_numbers import whole_number
 
 _log = get_logger("trioserve.hub")
@@ -50,7 +57,7 @@ class RemoteModel:
     """A model on the hub, as its newest commit has it.
 
     `files` has all parts by their paths, the first one first, and then the projector for images and
-    sound, if there is one and it is wanted.
+    sound, and the head for drafts, if there are any and they are wanted.
     """
 
     name: str  # in the cache: "user/repo:QUANT"
@@ -73,6 +80,7 @@ async def pull(
     *,
     token: str | None = None,
     with_projector: bool = True,
+    heads: Iterable[str] = FILE_WORDS,
     on_progress: OnProgress = lambda progress: None,
 ) -> HubModel:
     """Bring a model into the cache, or what is missing of it, as the newest commit has it.
@@ -84,13 +92,14 @@ async def pull(
         reference: which model.
         token: shows the hub who asks; the default is that of the environment.
         with_projector: bring the projector for images and sound as well, if there is one.
+        heads: types of drafts; bring the head of the first of them that there is one for.
         on_progress: called with the progress, several times a second.
 
     Raises:
         HubError: a subclass; its message is a sentence that names the problem.
     """
     async with _client(token) as client:
-        model = await _look_up(client, reference, with_projector=with_projector)
+        model = await _look_up(client, reference, with_projector=with_projector, heads=heads)
         folder = RepoFolder(default_cache_dir(), reference.repo)
         by_digest = {_target(folder, model, path).lock: path for path in model.files}
         targets = [_target(folder, model, path) for path in by_digest.values()]
@@ -129,12 +138,18 @@ def _client(token: str | None) -> AbstractAsyncContextManager[HttpClient]:
 
 
 async def _look_up(
-    client: HttpClient, reference: HubReference, *, with_projector: bool = True
+    client: HttpClient,
+    reference: HubReference,
+    *,
+    with_projector: bool = True,
+    heads: Iterable[str] = FILE_WORDS,
 ) -> RemoteModel:
     listing = await list_files(client, reference.repo)
-    parts = choose(list(listing.files), reference)
-    projector = projector_beside(listing.files, parts[0]) if with_projector else None
-    files = {path: listing.files[path] for path in (*parts, projector) if path is not None}
+    paths = list(listing.files)
+    parts = choose(paths, reference)
+    projector = projector_beside(paths, parts[0]) if with_projector else None
+    wanted = (*parts, projector, *head_beside(paths, parts[0], heads))
+    files = {path: listing.files[path] for path in wanted if path is not None}
     for path, file in files.items():
         if file.digest is None:
             raise HubError(f"{client.endpoint} does not say what the hash of {path} is.")

@@ -10,6 +10,7 @@ import attrs
 
 from trioserve.errors import HubNotFoundError, InvalidRequestError, UnknownQuantError
 from trioserve.models.gguf import GgufName
+from trioserve.models.head_families import FILE_WORDS
 
 _NAME = r"\w+(?:[.-]\w+)*"
 _REPO = re.compile(rf"{_NAME}/{_NAME}", re.ASCII)
@@ -29,9 +30,11 @@ class HubReference:
     repo: str  # "user/name"
     quant: str | None = None  # "Q4_K_M", in any case
     file: str | None = None  # a path in the repository; wins over `quant`
+    #: Types of drafts: a head for the first of them that there is one for, and else a model.
+    heads: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, text: str, *, file: str | None = None) -> Self:
+    def parse(cls, text: str, *, file: str | None = None, heads: tuple[str, ...] = ()) -> Self:
         """Read ``user/repo`` or ``user/repo:quant``, with or without ``hf.co/`` in front.
 
         Raises:
@@ -45,7 +48,12 @@ class HubReference:
                 param="model",
             )
         quant = None if match[2] in (None, "latest") else match[2]  # Ollama adds ":latest"
-        return cls(match[1], quant, file)
+        return cls(match[1], quant, file, heads)
+
+    def head_in(self, paths: Sequence[str]) -> str | None:
+        """Find a head among the files of a repository, if there is one and it is wanted."""
+        parts = head_beside(paths, f"x-{self.quant or PREFERRED[0]}.gguf", self.heads)
+        return next(iter(parts), None)
 
     def __str__(self) -> str:
         if self.file is not None:
@@ -97,6 +105,8 @@ def choose_first(paths: Sequence[str], reference: HubReference) -> str:
         if reference.file not in paths or not reference.file.endswith(".gguf"):
             raise HubNotFoundError(f"{reference.repo} has no GGUF file {reference.file!r}.")
         return reference.file
+    if (head := reference.head_in(paths)) is not None:
+        return head
     models = models_in(paths)
     if not models and _PRESETS in paths:
         raise HubNotFoundError(
@@ -126,7 +136,30 @@ def models_in(paths: Iterable[str]) -> dict[str, GgufName]:
 
 
 def projector_beside(paths: Iterable[str], model: str) -> str | None:
-    """Find the projector for images (mmproj) that belongs to a model, if there is one.
+    """Find the projector for images (mmproj) that belongs to a model, if there is one."""
+    return _beside(paths, model, "mmproj")
+
+
+def head_beside(
+    paths: Sequence[str], model: str, types: Iterable[str] = FILE_WORDS
+) -> tuple[str, ...]:
+    """Find the head for drafts that belongs to a model: all its parts, or nothing.
+
+    Args:
+        paths: the files of a repository.
+        model: the path of the model.
+        types: those of drafts that it may be for, the preferred one first.
+    """
+    for word in map(FILE_WORDS.__getitem__, types):
+        heads = (path for path in paths if word in path.rpartition("/")[2])
+        if (found := _beside(heads, model, word)) is not None:
+            parts = GgufName.parts_of(found)
+            return parts if set(parts) <= set(paths) else ()
+    return ()
+
+
+def _beside(paths: Iterable[str], model: str, word: str) -> str | None:
+    """Find the file with a word in its name that belongs to a model.
 
     It is the one in the nearest folder on the way up from the model; among several there, the one
     whose weights have about as many bits.
@@ -135,7 +168,7 @@ def projector_beside(paths: Iterable[str], model: str) -> str | None:
     found = [
         path
         for path in paths
-        if path.endswith(".gguf") and "mmproj" in path and folder.startswith(_folder_of(path))
+        if path.endswith(".gguf") and word in path and folder.startswith(_folder_of(path))
     ]
     return min(found, key=lambda path: (-path.count("/"), abs(_bits(path) - bits)), default=None)
 
