@@ -17,7 +17,7 @@ from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.models import gguf, resolve
 from trioserve.models.gguf import GgufName
-from trioserve.models.head_families import FAMILIES, FILE_TYPES, FILE_WORDS, refusal
+from trioserve.models.head_families import ASSISTED, FAMILIES, FILE_TYPES, FILE_WORDS, refusal
 from trioserve.models.hub.reference import head_beside, models_in
 
 _NGRAMS = "ngram-simple"
@@ -29,7 +29,6 @@ class _File:
     """The properties of a file that matter for drafts."""
 
     arch: str
-    has_window: bool
     n_mtp: int  # MTP heads
     has_layers: bool  # other layers
     has_markov: bool
@@ -40,13 +39,11 @@ class _File:
         try:
             with gguf.read(path) as header:
                 arch = header.text("general.architecture")
-                has_window = header.whole(f"{arch}.attention.sliding_window") > 0
             names = [name for part in gguf.parts_of(path) for name in _tensors(part)]
         except (ModelLoadError, OSError):
             return None
         return cls(
             arch=arch,
-            has_window=has_window,
             n_mtp=sum(name.endswith(b".nextn.eh_proj.weight") for name in names),
             has_layers=b"blk.0.attn_norm.weight" in names,
             has_markov=b"markov_w1.weight" in names,
@@ -153,8 +150,6 @@ def _head(model: Path, config: Config) -> tuple[str | None, str | None, str]:
         return no("the model's file cannot be read")
     if not own.n_mtp and beside is None:
         return no("the model has no MTP heads, and no head is beside it")
-    if own.has_window and not config.swa_full:
-        return no("the model has a sliding window; with --swa-full, its head could be used")
     why = refusal(own.arch, "draft-mtp")
     if own.n_mtp and not why and own.n_mtp <= FAMILIES[own.arch].n_mtp:
         return "draft-mtp", None, "draft-mtp: the model's own MTP heads"
@@ -162,8 +157,10 @@ def _head(model: Path, config: Config) -> tuple[str | None, str | None, str]:
         return no(why or f"the model has {own.n_mtp} MTP heads, more than llama.cpp computes")
     found = _File.read(beside)
     kind = None if found is None else found.spec_type
-    if kind is None:
+    if found is None or kind is None:
         return no(f"{beside.name} is no head")
+    if found.arch in ASSISTED and not config.swa_full:
+        return no(f"with --swa-full, the head in {beside.name} could be used")
     if why := refusal(own.arch, kind):
         return no(why)
     return kind, str(beside), f"{kind}: the head in {beside.name}, beside the model"
