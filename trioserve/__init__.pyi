@@ -37,6 +37,7 @@ from .errors import (
     EncodeError as EncodeError,
     EncodeInterruptedError as EncodeInterruptedError,
     EngineError as EngineError,
+    FetchError as FetchError,
     GatedModelError as GatedModelError,
     HashMismatchError as HashMismatchError,
     HubError as HubError,
@@ -93,6 +94,7 @@ from .errors import (
     UpstreamError as UpstreamError,
     UpstreamTimeoutError as UpstreamTimeoutError,
     UpstreamUnavailableError as UpstreamUnavailableError,
+    WebToolError as WebToolError,
 )
 from .remote.server import (
     AnyServer as AnyServer,

@@ -232,6 +232,14 @@ class InvalidMediaError(InvalidRequestError):
         self.index = index
 
 
+class FetchError(InvalidMediaError):
+    """What is at an address cannot be fetched, or may not be. `reason` says which, in a word."""
+
+    def __init__(self, message: str, *, reason: str, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.reason = reason
+
+
 class TemplateError(InvalidRequestError):
     """The chat template refuses the messages, or breaks one of the bounds it runs under."""
 
@@ -412,6 +420,17 @@ class ToolTimeoutError(ToolError):
     """A tool took longer than it may."""
 
     code = "tool_timeout"
+
+
+class WebToolError(ToolError):
+    """The web could not be searched, or a page not be read. `reason` says why, in a word."""
+
+    status = 502
+    code = "web_tool"
+
+    def __init__(self, message: str, *, reason: str = "unavailable") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class ToolServerError(ToolError):

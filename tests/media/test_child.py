@@ -13,7 +13,7 @@ import pytest
 from tests.support.media_files import image_file, wav_file
 from trioserve.children.child import ChildError
 from trioserve.errors import InvalidMediaError
-from trioserve.media import child
+from trioserve.media import child, serving
 from trioserve.media.orders import Answer, Data, End, MediaLimits, Order, Picture, Refused, Text
 from trioserve.media.process import AnswerReader
 from trioserve.types import DecodedAudio, DecodedImage
@@ -25,13 +25,13 @@ LIMITS = MediaLimits(max_pixels=1000, max_bytes=2**20, max_seconds=2, max_frames
 CONFINED = """
 import os
 from tests.support.media_bombs import GOOD
-from trioserve.media import child, orders
+from trioserve.media import child, orders, serving
 from trioserve.media.orders import Data, MediaLimits, Order
 
 texts = [make() for make in GOOD.values()]
 if os.getuid() == 0:
     os.setuid(65534)
-child.confine(MediaLimits())
+serving.confine(MediaLimits())
 for data in texts:
     format = orders.sniff(data)
     order = Order(format=format.name, kind=format.kinds[0], rate=16000, fps=4.0)
@@ -73,7 +73,7 @@ def test_orders_are_served_until_there_are_no_more() -> None:
     ):
         orders += (msgspec.msgpack.encode(order), data)
     answers = list[bytes]()
-    child.serve(LIMITS, iter([*orders, None]).__next__, answers.append)
+    serving.serve(LIMITS, iter([*orders, None]).__next__, answers.append, child.decode)
     payloads = iter(answers)
     found = read(image, payloads)
     assert isinstance(found, DecodedImage) and found.width == 8

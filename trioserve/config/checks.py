@@ -31,6 +31,9 @@ BUILTIN_TOOLS = (
 #: Stands for all of them in `tools`.
 ALL_TOOLS = "all"
 
+#: The search engines that have a name, and the variables of the environment with their keys.
+WEB_SEARCH_KEYS = {"brave": "BRAVE_API_KEY", "tavily": "TAVILY_API_KEY"}
+
 #: The types of speculative decoding that there are, and those of llama-server that there are not.
 HEADS = ("draft-mtp", "draft-dspark", "draft-dflash", "draft-eagle3")
 DRAFT_TYPES = ("none", "auto", "ngram-simple", "ngram-mod", "draft-simple", *HEADS)
@@ -121,6 +124,11 @@ tool = _must(
     lambda name: name in (ALL_TOOLS, *BUILTIN_TOOLS),
     f"{{name}} has {{value!r}}, which is none of {', '.join(BUILTIN_TOOLS)} and {ALL_TOOLS}",
 )
+web_search = _must(
+    lambda where: where in WEB_SEARCH_KEYS or re.fullmatch(r"https?://[^\s/?#@]+[^\s?#]*", where),
+    "{name} must be the address of a SearXNG, as http://HOST:PORT, or one of "
+    f"{', '.join(WEB_SEARCH_KEYS)}, not {{value!r}}",
+)
 prefix = _must(
     lambda path: not path or (path[0] == "/" and path[-1] != "/"),
     "{name} is {value!r}, but must begin with / and not end with it",
@@ -152,6 +160,13 @@ def check_each(config: Config) -> None:
         for each in value if isinstance(value, tuple) else (value,):
             if each is not None:
                 check(each, field.name)
+
+
+def without_drafts(config: Config) -> Config:
+    """Give the same configuration without speculative decoding."""
+    fields = (one for one in attrs.fields(type(config)) if one.name.startswith("spec_draft"))
+    defaults: dict[str, Any] = {one.name: one.default for one in fields}
+    return attrs.evolve(config, spec_type=("none",), **defaults)
 
 
 # -- several fields
@@ -205,6 +220,7 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
         (config.builtin_tools, "tools", "tools: the built-in tools need google-re2 and pathspec"),
         (config.mmproj, "media", "mmproj needs av and pillow"),
         (config.has_mcp_servers, "mcp", "MCP servers need the package mcp"),
+        (config.web_fetch, "web", "web_fetch needs trafilatura"),
         (config.otel, "otel", "otel needs OpenTelemetry"),
     ):
         yield is_used and not has_extra(extra), f"{what}: install trioserve[{extra}]"

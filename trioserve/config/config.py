@@ -21,7 +21,6 @@ from trioserve.config.readers import (
     names,
     parse_adapter,
     parse_host,
-    parse_json,
     parse_override,
     parse_placement,
     parse_rpc,
@@ -495,6 +494,13 @@ class Config:
         "that Cursor reads; it needs trioserve[mcp]")
     mcp_servers_json: str | None = _tool(None, "--mcp-servers-json LLAMA_ARG_MCP_SERVERS_JSON",
         help="the same JSON in place of a file, or beside one")
+    web_search: str | None = _tool(None, check=checks.web_search,
+        help="search engine of the tool web_search: the address of a SearXNG, or brave or tavily, "
+        "whose key is in BRAVE_API_KEY or TAVILY_API_KEY; without it, no client can search")
+    web_search_key_file: str | None = _tool(None, help="file with that key")
+    web_fetch: tuple[str, ...] = _tool((), check=parse_host,
+        help="hosts whose pages the tool web_fetch may read, separated by commas and written as "
+        "for --media-urls; all = any at a public address; by default none")
     agent: bool = _tool(False, "-ag --agent | -no-ag --no-agent LLAMA_ARG_AGENT",
         help="all built-in tools, and the proxy of --ui-mcp-proxy")
     ui_mcp_proxy: bool = _tool(False,
@@ -747,12 +753,6 @@ class Config:
         """Whether there is a draft model."""
         return self.spec_draft_model is not None or self.spec_draft_hf is not None
 
-    def without_drafts(self) -> Config:
-        """Give the same configuration without speculative decoding."""
-        fields = (one for one in attrs.fields(Config) if one.name.startswith("spec_draft"))
-        defaults: dict[str, Any] = {one.name: one.default for one in fields}
-        return attrs.evolve(self, spec_type=("none",), **defaults)
-
     @property
     def draft_types(self) -> tuple[str, ...]:
         """The types of speculative decoding, in the order of their use."""
@@ -800,9 +800,14 @@ class Config:
         return self.mcp_servers_config is not None or self.mcp_servers_json is not None
 
     @property
+    def has_web_tools(self) -> bool:
+        """Whether the server may search the web, or read pages there."""
+        return self.web_search is not None or bool(self.web_fetch)
+
+    @property
     def has_tools(self) -> bool:
-        """Whether the server may run tools: built-in ones, or those of MCP servers."""
-        return bool(self.builtin_tools) or self.has_mcp_servers
+        """Whether the server may run tools: built-in ones, those of the web or of MCP servers."""
+        return bool(self.builtin_tools) or self.has_web_tools or self.has_mcp_servers
 
     @property
     def has_mcp_proxy(self) -> bool:
@@ -812,9 +817,3 @@ class Config:
     def mcp_servers(self) -> dict[str, Any]:
         """Read the descriptions of MCP servers; see `read_mcp_servers`."""
         return read_mcp_servers(self.mcp_servers_config, self.mcp_servers_json)
-
-    @property
-    def ui_settings(self) -> dict[str, Any]:
-        """The default settings of the web page from `ui_config`."""
-        settings: dict[str, Any] = parse_json(self.ui_config or "{}", "ui_config")
-        return settings

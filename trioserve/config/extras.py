@@ -12,6 +12,7 @@ EXTRAS = {
     "pdf": ("pypdfium2", "av", "PIL"),
     "ray": ("ray",),
     "tools": ("re2", "pathspec"),
+    "web": ("trafilatura",),
     "whisper": ("faster_whisper",),
 }
 

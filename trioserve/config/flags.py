@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.config import readers
+from trioserve.config import checks, readers
 from trioserve.config.config import Config
 from trioserve.config.option import KINDS, split_names
 from trioserve.config.readers import TRUE_WORDS
@@ -241,8 +241,9 @@ FLAGS: tuple[Flag, ...] = tuple(
 SECRETS = ("api_keys", "hf_token", "mcp_servers_json")
 
 #: Their variables.
-SECRET_VARIABLES = tuple(
-    one.variable for one in FLAGS if one.field in SECRETS and one.variable is not None
+SECRET_VARIABLES = (
+    *(one.variable for one in FLAGS if one.field in SECRETS and one.variable is not None),
+    *checks.WEB_SEARCH_KEYS.values(),
 )
 
 #: The first flag of each field, in the order of `FLAGS`.

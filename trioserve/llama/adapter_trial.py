@@ -8,6 +8,7 @@ from pathlib import Path
 import attrs
 
 from trioserve.config import Config
+from trioserve.config.checks import without_drafts
 from trioserve.errors import ModelLoadError
 from trioserve.llama import devices
 from trioserve.llama.header import check_adapter
@@ -29,7 +30,7 @@ def try_adapter(config: Config, path: Path) -> None:
     if free is not None and path.stat().st_size > free:
         raise ModelLoadError(f"The LoRA adapter {path} is larger than the memory that is free.")
     config = attrs.evolve(
-        config.without_drafts(),
+        without_drafts(config),
         lora=(f"{path}:1",),
         lora_init_without_apply=False,
         control_vector=(),

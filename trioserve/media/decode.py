@@ -112,9 +112,6 @@ codecs.lookup("utf-16-le")  # Python imports it for the first text: too late
 #: Pixels of the longer side of a picture. Models see little more of a page.
 _SIDE = 1536
 
-#: Characters of text that are handed over at once: at most 12 bytes each.
-PIECE = 4096
-
 
 def decode_pages(
     data: bytes, with_images: bool, limits: MediaLimits

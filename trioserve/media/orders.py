@@ -7,7 +7,7 @@ An order is a frame, and its file another. Answers are frames, too: the last one
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeAlias
 
 import attrs
@@ -30,10 +30,13 @@ class MediaLimits:
     max_frames: int = 256  # of those of a video that the model sees; pages of a document
     timeout: float = 30.0  # seconds, to fetch a file, and once more to decode it
     max_files: int = 100  # of a request
+    memory: int = 0  # bytes that decoding may take; 0: as media of these sizes need
 
     @property
     def max_memory(self) -> int:
         """Bytes that decoding may take, beside those of the program itself."""
+        if self.memory:
+            return self.memory
         # A progressive JPEG has 6 bytes for each pixel, and its image 4; turning it takes 4 more.
         return 14 * self.max_pixels + 2 * self.max_bytes + 64 * 2**20
 
@@ -88,6 +91,8 @@ class Order(Struct, frozen=True, kw_only=True):
     """What to decode the file to that comes in the next frame."""
 
     format: str
+    charset: str = ""  # of text, if the server that sent it says so
+    url: str = ""  # of a page, which its links are relative to
     kind: MediaKind | Literal["document"]
     rate: int = 0  # samples a second, of sound
     fps: float = 0.0  # frames a second, of video; 0: all
@@ -108,6 +113,16 @@ class Text(Struct, frozen=True, tag="text"):
 
     page: Annotated[int, Meta(ge=0)]
     text: str
+
+
+#: Characters of text that are handed over at once: at most 12 bytes each.
+TEXT_PIECE = 4096
+
+
+def text_pieces(page: int, text: str) -> Iterator[Text]:
+    """Cut the text of a page into answers: one at least."""
+    for start in range(0, len(text) or 1, TEXT_PIECE):
+        yield Text(page, text[start : start + TEXT_PIECE])
 
 
 class Data(Struct, frozen=True, tag="data"):

@@ -172,8 +172,8 @@ def _checked_sound(data: bytes, rate: int) -> DecodedAudio:
     return DecodedAudio(rate=rate, samples=data, id=content_id(b"sound %d" % rate, data))
 
 
-#: The program that decodes. It imports what this process must not have.
-_MODULE = "trioserve.media.child"
+#: The program that decodes media. It imports what this process must not have.
+MEDIA_CHILD = "trioserve.media.child"
 
 #: Bytes of RAM that a process may have between two files; it begins with some 40 MiB.
 _MAX_KEPT = 192 * 2**20
@@ -186,10 +186,10 @@ class Decoder(Child):
     _limits: MediaLimits
 
     @classmethod
-    def start(cls, limits: MediaLimits) -> Decoder:
-        """Start one. Raises OSError: the system does not let us."""
+    def start(cls, limits: MediaLimits, module: str = MEDIA_CHILD) -> Decoder:
+        """Start one that runs a module. Raises OSError: the system does not let us."""
         arguments = json.dumps(attrs.asdict(limits))
-        command = [sys.executable, "-P", "-s", "-m", _MODULE, arguments]
+        command = [sys.executable, "-P", "-s", "-m", module, arguments]
         made = cls.spawn(command, env=bare_environment(), max_frame=MAX_ANSWER)
         made._limits = limits
         return made

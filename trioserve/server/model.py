@@ -74,6 +74,8 @@ class LoadedModel:
     template_variables: dict[str, Any]
     #: Control tokens that structure a message. The parser needs their names in the output.
     preserved_tokens: frozenset[TokenId]
+    #: The names of all control tokens, as texts of strangers may have them.
+    control_names: tuple[str, ...] = ()
     #: Whether `Prompt.divergence_points` are useful.
     keeps_checkpoints: bool
     #: Whether the model file or the configuration has a chat template; None: no chats.
@@ -123,6 +125,9 @@ class LoadedModel:
             template=template,
             template_variables=variables,
             preserved_tokens=preserved,
+            control_names=tuple(
+                vocab.names[each].decode(errors="replace") for each in vocab.control
+            ),
             keeps_checkpoints=isinstance(engine, Engine) and engine.keeps_checkpoints,
             modalities=Modalities()
             if (projector := engine.projector) is None

@@ -104,6 +104,10 @@ async def open_registry(config: Config) -> AsyncIterator[ToolRegistry]:
             from trioserve.tools.builtin.tools import open_builtin_tools
 
             sources.append(await stack.enter_async_context(open_builtin_tools(config)))
+        if config.has_web_tools:
+            from trioserve.tools.web.tools import open_web_tools
+
+            sources.append(await stack.enter_async_context(open_web_tools(config)))
         if config.has_mcp_servers:
             taken = {name for source in sources for name in source.tools}
             # The SDK takes most of a second to import.

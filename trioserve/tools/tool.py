@@ -117,6 +117,8 @@ class ToolInfo:
     uses_cwd: bool = False
     #: Whether it reports its output while it runs.
     streams: bool = False
+    #: Whether its results are from strangers: names of control tokens in them are broken up.
+    untrusted: bool = False
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -141,6 +143,10 @@ class ToolCallContext:
     response_type: str = ""
     #: Receives the output of a tool that streams, piece by piece, on the event loop.
     on_output: Callable[[str], None] = lambda _: None
+    #: Counts the bytes that a call holds. An exception ends the call.
+    count: Callable[[int], object] = lambda _: None
+    #: Whether a text stands in what others than the model have written of the conversation.
+    has_seen: Callable[[str], bool] = lambda _: True
 
 
 @attrs.frozen

@@ -417,7 +417,7 @@ def test_tools_that_the_client_runs_have_known_schemas(kind: str, commands: list
 
 def test_tools_of_the_api_are_left_out(left_out: LeftOut) -> None:
     given = [
-        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "code_execution_20250825", "name": "code_execution"},
         WEATHER | {"defer_loading": True, "input_examples": [{"city": "Paris"}]},
         WEATHER | {"name": "f", "allowed_callers": ["code_execution_20250825"]},
     ]
@@ -425,7 +425,7 @@ def test_tools_of_the_api_are_left_out(left_out: LeftOut) -> None:
     weather, _ = (tool["function"] for tool in request.tools)
     assert weather["description"].endswith('Example of input: {"city": "Paris"}')
     assert [what for what, _ in left_out()] == [
-        "tools of type web_search_20250305",
+        "tools of type code_execution_20250825",
         "tools[].defer_loading",
         "tools[].allowed_callers",
     ]

@@ -35,6 +35,7 @@ _NEVER_SENT = {
     "no route approves of calls yet": "UnknownToolCallError ToolCallDecidedError",
     "needs a tool that fails; tests/api/tools has tests of it": (
         "ToolRuntimeError ToolError ToolFileError ToolTimeoutError ToolServerError"
+        " WebToolError FetchError"
     ),
     "on Anthropic's routes alone; tests/api/anthropic has a test of it": "ThreadsUnsupportedError",
     "of conversations that are compacted; tests/api/openai/responses has tests of it": (

@@ -21,9 +21,9 @@ from trioserve.children.child import ChildError
 from trioserve.errors import InvalidMediaError, ServerClosingError, UnavailableError
 from trioserve.fair_limiter import working_for
 from trioserve.media import process
+from trioserve.media.decoders import Decoders
 from trioserve.media.orders import MediaLimits, Order
 from trioserve.media.process import Decoder
-from trioserve.server.media.loader import Decoders
 from trioserve.types import DecodedImage
 
 pytestmark = pytest.mark.system
@@ -277,7 +277,7 @@ async def test_a_process_that_a_file_has_taken_over_is_ended(
     monkeypatch.syspath_prepend(str(tmp_path))
     async with opened() as decoders:
         with monkeypatch.context() as taken, patiently():
-            taken.setattr(process, "_MODULE", "taken_over")
+            taken.setattr(decoders, "_module", "taken_over")
             with pytest.raises((InvalidMediaError, UnavailableError)):
                 await decoders.decode(SMALL, IMAGE)
         assert not decoders._idle

@@ -53,6 +53,7 @@ from trioserve.chat.messages import (
 )
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
+from trioserve.tools.web.tools import NOTHING, head_of
 from trioserve.types import DocumentSource, MediaSource
 
 # -- blocks
@@ -250,13 +251,41 @@ _HOSTED = re.compile(
 _OF_TOOLS = ("tool_addition", "tool_removal")
 
 
+#: Stands before the id of a call that this server has made.
+SERVER_CALL = "srvtoolu_trio_"
+
+
 def _is_said(block: Mapping[str, Any]) -> bool:
     """Whether a block is a part of what the model reads. Others are left out."""
     kind = block.get("type")
-    if not isinstance(kind, str) or not _HOSTED.fullmatch(kind):
+    if not isinstance(kind, str) or not _HOSTED.fullmatch(kind) or is_own(block):
         return kind not in _OF_TOOLS
     leave_out(f"blocks of type {kind}", NOT_HOSTED)
     return False
+
+
+def is_own(block: Mapping[str, Any]) -> bool:
+    """Whether a block is a call that this server has made, or the result of one."""
+    id_ = block.get("id" if block.get("type") == "server_tool_use" else "tool_use_id")
+    return isinstance(id_, str) and id_.startswith(SERVER_CALL)
+
+
+def _found(block: Mapping[str, Any], path: str) -> str:
+    """Read the result of a tool of this server, as the model has read it."""
+    content, path = block.get("content"), f"{path}.content"
+    if isinstance(content, list):
+        texts = [
+            named(lambda value: _signed(text(value)), found.get("encrypted_content"), path)
+            for found in objects(content)
+        ]
+        return "".join(texts) or NOTHING
+    read = named(mapping, content, path)
+    if "error_code" in read:
+        return f"{ERROR_MARK}{required(read, 'error_code', text, path)}"
+    document, path = required(read, "content", mapping, path), f"{path}.content"
+    source, url = required(document, "source", mapping, path), required(read, "url", text, path)
+    said = required(source, "data", text, f"{path}.source")
+    return head_of(url, optional(document, "title", text, path) or "") + said
 
 
 #: Stands before the result of a tool that failed, as templates have no field for that.
@@ -320,7 +349,7 @@ def read_messages(body: Mapping[str, Any]) -> Messages:
             if not blocks:
                 continue
         if role == "assistant":
-            messages.append(_assistant(blocks, names))
+            messages += _assistant(blocks, names)
         else:
             messages += _user(role, blocks, names)
     return Messages(messages)
@@ -375,11 +404,14 @@ def continues_final_message(body: Mapping[str, Any]) -> bool:
     messages = body["messages"]
     if messages[-1]["role"] != "assistant":
         return False
-    for path, block in blocks_of(messages[-1]["content"], f"messages[{len(messages) - 1}].content"):
+    blocks = blocks_of(messages[-1]["content"], f"messages[{len(messages) - 1}].content")
+    for path, block in blocks:
         if block["type"] == "tool_use":
             raise InvalidRequestError.at(path, "needs a 'tool_result' after it.")
-    blocks = blocks_of(messages[-1]["content"], "messages")
-    return not blocks or any(block["type"] != "compaction" for _, block in blocks)
+    if not blocks:
+        return True
+    goes_on = "tool_use_id" in blocks[-1][1] and is_own(blocks[-1][1])
+    return not goes_on and any(block["type"] != "compaction" for _, block in blocks)
 
 
 _ROLE = one_of("user", "assistant", "system")
@@ -421,13 +453,25 @@ def _system(value: Any) -> str:
     return "".join(_BILLING.sub(r"\1fffff", each) for each in texts)
 
 
-def _assistant(blocks: list[Block], names: dict[str, str]) -> dict[str, Any]:
-    """Read a turn of the assistant, and note the names of the tools that it calls by their ids."""
+def _assistant(blocks: list[Block], names: dict[str, str]) -> list[dict[str, Any]]:
+    """Read a turn of the assistant, and note the names of the tools that it calls by their ids.
+
+    It is one message, or several with results of tools of this server between them.
+    """
     said: list[Part] = []
     thinking: list[str] = []
     calls: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for path, block in blocks:
         if not _is_said(block):
+            continue
+        if is_own(block) and "tool_use_id" in block:
+            if said or thinking or calls:
+                messages.append(_said(said, thinking, calls))
+                said, thinking, calls = [], [], []
+            id_ = block["tool_use_id"]
+            result = {"role": "tool", "tool_call_id": id_, "content": _found(block, path)}
+            messages.append({**result, "name": names[id_]} if id_ in names else result)
             continue
         match required(block, "type", text, path):
             case "text":
@@ -436,11 +480,18 @@ def _assistant(blocks: list[Block], names: dict[str, str]) -> dict[str, Any]:
                 thinking.append(_thinking(block, path))
             case "redacted_thinking":
                 thinking.append(required(block, "data", lambda data: _signed(text(data)), path))
-            case "tool_use":
+            case "tool_use" | "server_tool_use":
                 calls.append(_call(block, path))
                 names[calls[-1]["id"]] = calls[-1]["function"]["name"]
             case kind:
                 raise unsupported(kind, path, "a message of the assistant")
+    if said or thinking or calls or not messages:
+        messages.append(_said(said, thinking, calls))
+    return messages
+
+
+def _said(said: list[Part], thinking: list[str], calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Make a message of the assistant."""
     message: dict[str, Any] = {"role": "assistant", "content": as_content(said)}
     if calls:
         message["tool_calls"] = calls

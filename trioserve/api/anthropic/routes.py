@@ -9,7 +9,7 @@ routes.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -17,20 +17,22 @@ from msgspec import UNSET, UnsetType
 
 from trioserve.api.anthropic.client_tools import Member
 from trioserve.api.anthropic.context import AppliedEdit, Context
-from trioserve.api.anthropic.messages import sign
+from trioserve.api.anthropic.messages import SERVER_CALL, sign
 from trioserve.api.anthropic.request import CountTokensRequest, MessagesRequest
+from trioserve.api.anthropic.web_results import citation, result
 from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer, InputTokens
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.described import ModelInfo, ModelPage
 from trioserve.api.base.errors import message_of
-from trioserve.api.base.generation import admit, compacted_reply, stream_reply
+from trioserve.api.base.generation import admit, compacted_reply, run_reply, stream_reply
 from trioserve.api.base.models import Models
 from trioserve.api.base.output import name_of
 from trioserve.api.base.reply import Reply, json
 from trioserve.api.base.routes import Query, Routes
 from trioserve.api.base.vendors import ErrorShape
+from trioserve.api.base.web import Sources, open_run
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.compaction import Compaction
 from trioserve.chat.deltas import (
@@ -49,7 +51,17 @@ from trioserve.server.compaction import (
     limit_of,
     stream_compacted,
 )
+from trioserve.server.runs.events import (
+    RunAnswer,
+    RunEnded,
+    RunEvent,
+    StepChunk,
+    StepStarted,
+    ToolReturned,
+)
+from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatChunk, ChatStream
+from trioserve.tools.web.tools import FETCH, SEARCH
 from trioserve.types import Finished, FinishReason, Progress
 
 # -- errors
@@ -109,12 +121,15 @@ class _Caller(Answer):
 class ContentBlock(Answer, kw_only=True):
     """A part of a message, with the fields of its type."""
 
-    type: Literal["text", "thinking", "tool_use", "compaction"]
-    content: str | UnsetType | None = UNSET
+    type: Literal[
+        "text", "thinking", "tool_use", "server_tool_use", "web_search_tool_result",
+        "web_fetch_tool_result", "compaction",
+    ]  # fmt: skip
+    content: str | list[dict[str, Any]] | dict[str, Any] | UnsetType | None = UNSET
     encrypted_content: str | UnsetType | None = UNSET
     tool_changes: list[dict[str, Any]] | UnsetType = UNSET
     text: str | UnsetType = UNSET
-    citations: UnsetType | None = UNSET
+    citations: list[dict[str, Any]] | UnsetType | None = UNSET
     thinking: str | UnsetType = UNSET
     signature: str | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -122,6 +137,12 @@ class ContentBlock(Answer, kw_only=True):
     toolset_name: str | UnsetType = UNSET
     input: dict[str, Any] | UnsetType = UNSET
     caller: _Caller | UnsetType = UNSET
+    tool_use_id: str | UnsetType = UNSET
+
+
+class _ServerToolUse(Answer):
+    web_search_requests: int
+    web_fetch_requests: int
 
 
 class _Iteration(Answer, kw_only=True):
@@ -145,7 +166,7 @@ class _MessageUsage(Answer, kw_only=True):
     cache_creation: None = None
     output_tokens: int
     output_tokens_details: None = None
-    server_tool_use: None = None
+    server_tool_use: _ServerToolUse | None = None
     inference_geo: None = None
     service_tier: str = "standard"
 
@@ -188,20 +209,43 @@ class Blocks:
         show_thinking: whether the text of thinking is part of its block. Where it is not, the
             signature carries it, and is read when the block comes back.
         members: the functions that are members of toolsets, by their names.
+        hosted: the names of the tools that the server runs.
     """
 
     def __init__(
-        self, *, show_thinking: bool = True, members: Mapping[str, Member] | None = None
+        self,
+        *,
+        show_thinking: bool = True,
+        members: Mapping[str, Member] | None = None,
+        hosted: Collection[str] = (),
     ) -> None:
         self._show_thinking, self._members = show_thinking, members or {}
+        self._hosted = dict.fromkeys(hosted, 0)  # how often each was called
+        self._sources = Sources()
+        self._text: list[str] = []  # of the open block
+        self.called = False  # a tool of the client
         self._index = -1
         self._open = ""  # the type of the block that grows
         self._hidden: list[str] = []
+
+    def take(self, event: MessageEvent) -> list[Event]:
+        """Return the events that an event of a chat, or of a run, adds to the stream."""
+        match event:
+            case StepChunk():
+                return self.take(event.chunk)
+            case ChatChunk():
+                return [each for delta in event.deltas for each in self.feed(delta)]
+            case StepStarted():
+                return self.end()
+            case ToolReturned():
+                return [*self._begin(result(event, self._sources.add(event))), *self.end()]
+        return []
 
     def feed(self, delta: Delta) -> list[Event]:
         """Return the events that a delta adds to the stream."""
         match delta:
             case ContentDelta(text):
+                self._text += [text] if self._hosted else []
                 begun = self._begin_unless_open({"type": "text", "text": "", "citations": None})
                 return [*begun, self._grow({"type": "text_delta", "text": text})]
             case ReasoningDelta(text):
@@ -213,11 +257,16 @@ class Blocks:
                 return begun
             case ToolCallStart(_, id_, name):
                 called = {"type": "tool_use", "id": id_, "name": name, "input": {}}
+                if name in self._hosted:
+                    self._hosted[name] += 1
+                    called |= {"type": "server_tool_use", "id": f"{SERVER_CALL}{id_}"}
+                else:
+                    self.called = True
                 if (member := self._members.get(name)) is not None:
                     called |= {"name": member.name, "toolset_name": member.toolset}
                 return self._begin({**called, "caller": {"type": "direct"}})
             case ToolCallArguments(_, text):
-                assert self._open == "tool_use"
+                assert self._open in ("tool_use", "server_tool_use")
                 return [self._grow({"type": "input_json_delta", "partial_json": text})]
 
     def compacted(
@@ -244,8 +293,21 @@ class Blocks:
             signature = sign("".join(self._hidden), shown=self._show_thinking)
             events.insert(0, self._grow({"type": "signature_delta", "signature": signature}))
             self._hidden.clear()
+        elif self._text:
+            events[:0] = [
+                self._grow({"type": "citations_delta", "citation": citation(source)})
+                for _, _, source in self._sources.cited("".join(self._text))
+            ]
+            self._text.clear()
         self._open = ""
         return events
+
+    @property
+    def usage(self) -> _ServerToolUse | None:
+        """How often the tools of the server were called, if there are any."""
+        if not self._hosted:
+            return None
+        return _ServerToolUse(self._hosted.get(SEARCH, 0), self._hosted.get(FETCH, 0))
 
     def _begin_unless_open(self, block: dict[str, Any]) -> list[Event]:
         return [] if self._open == block["type"] else self._begin(block)
@@ -275,13 +337,15 @@ def content_of(events: Iterable[Event]) -> list[ContentBlock]:
                 blocks[-1]["signature"] = piece
             elif kind == "compaction_delta":
                 blocks[-1] |= {"content": piece, "encrypted_content": sealed[0]}
+            elif kind == "citations_delta":
+                blocks[-1]["citations"] = [*(blocks[-1]["citations"] or ()), piece]
             else:
                 grown[-1].append(piece)
     for block, parts in zip(blocks, grown, strict=True):
         text = "".join(parts)
-        if block["type"] == "tool_use":
+        if "input" in block:
             block["input"] = read_arguments(text)
-        elif block["type"] != "compaction":
+        elif block["type"] in ("text", "thinking"):
             block[block["type"]] = text
     return [ContentBlock(**block) for block in blocks]
 
@@ -289,8 +353,10 @@ def content_of(events: Iterable[Event]) -> list[ContentBlock]:
 # -- messages
 
 
-def stop_reason(finished: Finished, *, called: bool) -> str:
+def stop_reason(finished: Finished, *, called: bool, paused: bool = False) -> str:
     """Translate the finish reason to Anthropic's names."""
+    if paused:
+        return "pause_turn"
     if finished.reason is FinishReason.WORD:
         return "stop_sequence"
     if finished.reason is FinishReason.LIMIT:
@@ -315,7 +381,9 @@ class MessageHead:
         """The message, or how it begins."""
         return Message(id=self.id, model=self.model, content=content, usage=usage, **end)
 
-    def usage(self, n_cached: int, n_output: int) -> _MessageUsage:
+    def usage(
+        self, n_cached: int, n_output: int, tools: _ServerToolUse | None = None
+    ) -> _MessageUsage:
         """Count tokens, those of a prompt that are cached only once."""
         tokens: dict[str, Any] = {
             "input_tokens": self.n_prompt - n_cached,
@@ -323,7 +391,7 @@ class MessageHead:
             "output_tokens": n_output,
         }
         if self.compacted is None:
-            return _MessageUsage(**tokens)
+            return _MessageUsage(**tokens, server_tool_use=tools)
         of_summary = self.compacted.timings
         first = _Iteration(
             type="compaction",
@@ -335,71 +403,77 @@ class MessageHead:
             return _MessageUsage(**(tokens | dict.fromkeys(tokens, 0)), iterations=[first])
         return _MessageUsage(**tokens, iterations=[first, _Iteration(type="message", **tokens)])
 
-    def end(self, finished: Finished, *, called: bool) -> tuple[_Ending, _MessageUsage]:
-        """Write how the message ended, and the usage."""
+    def end(self, last: Finished | RunAnswer, blocks: Blocks) -> tuple[_Ending, _MessageUsage]:
+        """Write how the message ended, and the usage: of a run, the prompt of its last step."""
         if self.compacted is not None and self.compacted.is_all:
             return _Ending("compaction"), self.usage(0, 0)
-        reason = stop_reason(finished, called=called)
+        head, finished, timings = self, last, last.timings
+        paused = False
+        if isinstance(last, RunAnswer):
+            head = attrs.evolve(self, n_prompt=len(last.prompt))
+            finished, timings, paused = last.finished, last.counted, last.reason == "max_steps"
+        assert isinstance(finished, Finished)
+        reason = stop_reason(finished, called=blocks.called, paused=paused)
         ending = _Ending(reason, finished.stopping_word or None)
-        return ending, self.usage(finished.timings.cache_n, finished.timings.predicted_n)
+        return ending, head.usage(timings.cache_n, timings.predicted_n, blocks.usage)
 
 
 async def whole_message(
-    stream: ChatStream | CompactedChat, head: MessageHead, blocks: Blocks
+    answer: ChatStream | AgentRun | CompactedChat, head: MessageHead, blocks: Blocks
 ) -> Message:
-    """Read a stream to its end, and write all of the message.
+    """Read an answer to its end, and write all of the message.
 
     Raises:
         TrioServeError: the request failed.
     """
     events: list[Event] = []
-    finished: Finished | None = None
-    async for event in stream:
-        if isinstance(event, ChatChunk):
-            for delta in event.deltas:
-                events += blocks.feed(delta)
-        elif isinstance(event, Compacted):
+    last: Finished | RunAnswer | None = None
+    async for event in answer:
+        if isinstance(event, Compacted):
             head = attrs.evolve(head, n_prompt=event.n_prompt, compacted=event)
             events += blocks.compacted(event.compaction, head.tool_changes)
         elif isinstance(event, Finished):
-            finished = event
+            last = event
+        else:
+            events += blocks.take(event)
     events += blocks.end()
     content = content_of(events)
-    if isinstance(stream, ChatStream):
-        finished = stream.finished
-    assert finished is not None
-    called = any(block.type == "tool_use" for block in content)
-    ending, usage = head.end(finished, called=called)
+    if not isinstance(answer, CompactedChat):
+        last = answer.finished if isinstance(answer, ChatStream) else answer.answer
+    assert last is not None
+    ending, usage = head.end(last, blocks)
     more = {"context_management": head.managed}
     return head.message(usage, content, **sse.fields_of(ending), **more)
 
 
-class MessageEvents(sse.EventWriter[sse.Event | CompactedEvent]):
+#: What a message is made of.
+MessageEvent: TypeAlias = sse.Event | CompactedEvent | RunEvent
+
+
+class MessageEvents(sse.EventWriter[MessageEvent]):
     """Writes the events of a streamed message, from when the first part of its prompt is done."""
 
     def __init__(self, head: MessageHead, blocks: Blocks) -> None:
         self._head, self._blocks = head, blocks
         self._begun = False
-        self._called = False
 
-    def encode(self, index: int, event: sse.Event | CompactedEvent) -> bytes:
+    def encode(self, index: int, event: MessageEvent) -> bytes:
         """Encode an event of an output as server-sent events."""
+        if isinstance(event, StepChunk):
+            event = event.chunk
         if isinstance(event, Progress):
             return b"" if self._begun else self._begin(event.cached)
+        events = self._blocks.take(event)
+        if isinstance(event, StepStarted) and not events:
+            return b""  # the progress of its prompt comes first
         begin = b"" if self._begun else self._begin(0)
-        if isinstance(event, Finished):
-            return begin + self._last(event)
         if isinstance(event, Compacting):
             return begin
         if isinstance(event, Compacted):
             self._head = attrs.evolve(self._head, n_prompt=event.n_prompt, compacted=event)
-            compacted = self._blocks.compacted(event.compaction, self._head.tool_changes)
-            return begin + b"".join(map(_write, compacted))
-        assert isinstance(event, ChatChunk)
-        events: list[Event] = []
-        for delta in event.deltas:
-            self._called |= isinstance(delta, ToolCallStart)
-            events += self._blocks.feed(delta)
+            events = self._blocks.compacted(event.compaction, self._head.tool_changes)
+        if isinstance(event, Finished | RunEnded):
+            return begin + self._last(event if isinstance(event, Finished) else event.answer)
         return begin + b"".join(map(_write, events))
 
     def _begin(self, n_cached: int) -> bytes:
@@ -407,12 +481,13 @@ class MessageEvents(sse.EventWriter[sse.Event | CompactedEvent]):
         message = self._head.message(self._head.usage(n_cached, 0))
         return _write({"type": "message_start", "message": message}) + _write({"type": "ping"})
 
-    def _last(self, event: Finished) -> bytes:
-        ending, usage = self._head.end(event, called=self._called)
+    def _last(self, last: Finished | RunAnswer) -> bytes:
+        ended = self._blocks.end()
+        ending, usage = self._head.end(last, self._blocks)
         delta = {"type": "message_delta", "delta": ending, "usage": usage}
         if self._head.managed is not UNSET:
             delta["context_management"] = self._head.managed
-        return b"".join(map(_write, [*self._blocks.end(), delta, {"type": "message_stop"}]))
+        return b"".join(map(_write, [*ended, delta, {"type": "message_stop"}]))
 
 
 def _write(event: Event) -> bytes:
@@ -443,20 +518,34 @@ async def messages(request: MessagesRequest, caller: Caller, models: Models) -> 
         edited = await Context.of(request.edits, server, messages, params, chat)
         messages, plan, managed = edited.messages, edited.plan, _ContextManagement(edited.applied)
     head = MessageHead(name_of(server, request, params), 0, managed, request.offer.changes)
+    tools = request.offer.hosted.offered(server)
+    if tools and plan is None:
+        run = await open_run(server, messages, tools, caller, params, chat, context)
+        n_prompt = 0 if run.stream is None else len(run.stream.prompt)
+        head = attrs.evolve(head, n_prompt=n_prompt)
+        blocks = _blocks(request, [tool.info.name for tool in tools])
+        if request.stream:
+            return await run_reply(server, request, caller, run, MessageEvents(head, blocks))
+        return json(await whole_message(run, head, blocks))
+    chat = request.offer.hosted.left_out_of(chat)
     stream: ChatStream | CompactedChat
     if plan is not None:
         stream = await caller.open(stream_compacted(server, messages, params, chat, plan, context))
     else:
         (stream,) = await caller.open(server.stream_chats(messages, params, chat, context=context))
         head = attrs.evolve(head, n_prompt=len(stream.prompt))
-    is_shown = request.thinking is None or request.thinking.shown
-    blocks = Blocks(show_thinking=is_shown, members=request.offer.members)
+    blocks = _blocks(request)
     if not request.stream:
         return json(await whole_message(stream, head, blocks))
     events = MessageEvents(head, blocks)
     if isinstance(stream, CompactedChat):
         return await compacted_reply(server, request, caller, stream, events)
     return await stream_reply(server, request, caller, [stream], events)
+
+
+def _blocks(request: MessagesRequest, hosted: Collection[str] = ()) -> Blocks:
+    is_shown = request.thinking is None or request.thinking.shown
+    return Blocks(show_thinking=is_shown, members=request.offer.members, hosted=hosted)
 
 
 @of_models.get("/v1/models", header=VERSION)
@@ -481,6 +570,9 @@ async def count_tokens(request: CountTokensRequest, caller: Caller, models: Mode
     server = await models.use(request.model, caller)
     await caller.keep_awake(server)
     messages, chat = request.messages, request.chat_params
+    if tools := request.offer.hosted.offered(server):
+        more = [tool.info.definition for tool in tools]
+        chat = attrs.evolve(chat, tools=[*request.offer.tools, *more], parse_tools=True)
     n_tokens = len(await server.chat_prompt(messages, chat))
     if not request.edits:
         return json(InputTokens(n_tokens))

@@ -8,6 +8,7 @@ and remove tools; those that remain at its end are offered.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from trioserve.api.base.fields import (
     STRING,
     Only,
     boolean,
+    integer_in,
     json_type,
     list_schema,
     mapping,
@@ -33,14 +35,32 @@ from trioserve.api.base.fields import (
     required,
     text,
 )
+from trioserve.api.base.web import HostedTools, domains_of, place_of
 from trioserve.chat.messages import MAX_TOOLS, NOT_HOSTED, Tool, Tools, check_count
+from trioserve.errors import InvalidRequestError
 from trioserve.left_out import leave_out
+from trioserve.tools.web.scope import Uses, WebScope
 
 #: Fields of a tool that have no effect.
 _UNSUPPORTED: Mapping[str, Only] = {
     "allowed_callers": Only(["direct"], harmless="the model itself calls all tools"),
     "defer_loading": Only(False, harmless="the model has all tools from the beginning"),
 }
+
+#: The types of tools of the web, and their fields that have no effect.
+_WEB = re.compile(r"(web_search|web_fetch)_\d{8}")
+_UNSUPPORTED_IN_WEB: Mapping[str, Only] = {
+    **_UNSUPPORTED,
+    "citations": Only({"enabled": False}, harmless="pages are not cited by their characters"),
+    "response_inclusion": Only("full", harmless="the model itself calls all tools"),
+    "url_sources": Only({}),
+    "use_cache": Only(False, harmless="no page is cached"),
+}
+
+#: Characters of a token, roughly.
+_CHARS = 4
+
+_positive = integer_in(1, None)
 
 _TOOL = object_schema(
     name={**NAME, "minLength": 1},
@@ -56,11 +76,13 @@ class Offer:
 
     Attributes:
         functions: all of them.
+        web: the tools of the web, which the server runs if it has them.
         members: those that are members of a toolset.
         changes: the blocks of the conversation that add or remove a tool.
     """
 
     functions: dict[str, Tool] = attrs.field(factory=dict)
+    web: dict[str, WebScope] = attrs.field(factory=dict)
     members: dict[str, Member] = attrs.field(factory=dict)
     changes: list[Mapping[str, Any]] = attrs.field(factory=list)
 
@@ -68,6 +90,11 @@ class Offer:
     def tools(self) -> Tools:
         """The functions, in their order."""
         return Tools(self.functions.values())
+
+    @property
+    def hosted(self) -> HostedTools:
+        """The tools of the web, as any vendor has them."""
+        return HostedTools(self.web)
 
     def named(self, name: str) -> tuple[str, ...]:
         """The functions that a request means by a name: one, or those of a toolset."""
@@ -82,6 +109,9 @@ class Offer:
         Raises:
             InvalidRequestError: something is missing or has the wrong type; `param` names it.
         """
+        if _WEB.fullmatch(str(tool.get("type"))):
+            self.web[required(tool, "name", filled, path)] = _scope(tool, path)
+            return
         for name, function in _functions(tool, path):
             self.functions[name] = {"type": "function", "function": {"name": name, **function}}
             self.members.pop(name, None)
@@ -146,6 +176,25 @@ def _functions(tool: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[s
         for name, description, parameters in known:
             told = {"description": description, "parameters": parameters}
             yield name or required(tool, "name", filled, path), {**told, **more}
+
+
+def _scope(tool: Mapping[str, Any], path: str) -> WebScope:
+    """Read what a tool of the web may do. Raises InvalidRequestError."""
+    refuse_unsupported(tool, _UNSUPPORTED_IN_WEB, f"{path}.")
+    allowed = domains_of(tool, "allowed_domains", path)
+    blocked = domains_of(tool, "blocked_domains", path)
+    if allowed and blocked:
+        raise InvalidRequestError.at(
+            f"{path}.allowed_domains", "and 'blocked_domains' exclude each other."
+        )
+    n_tokens = optional(tool, "max_content_tokens", _positive, path)
+    return WebScope(
+        **place_of(tool, path),
+        allowed=allowed,
+        blocked=blocked,
+        uses=Uses(optional(tool, "max_uses", _positive, path)),
+        max_chars=None if n_tokens is None else _CHARS * n_tokens,
+    )
 
 
 def _description(tool: Mapping[str, Any], path: str) -> str:

@@ -16,6 +16,7 @@ from trioserve.api.base.settings import generation_settings
 from trioserve.chat.markers import media_marker
 from trioserve.config import Config
 from trioserve.config.extras import has_extra
+from trioserve.config.readers import parse_json
 from trioserve.models import introduction
 from trioserve.server.model_server import ModelServer
 from trioserve.server.runs.params import that_fit
@@ -229,7 +230,7 @@ def _guidance(server: ModelServer) -> dict[str, Any]:
 def _common(config: Config) -> dict[str, Any]:
     """The properties of every server."""
     return {
-        "ui_settings": config.ui_settings,
+        "ui_settings": parse_json(config.ui_config or "{}", "ui_config"),
         "build_info": FINGERPRINT,
         "takes_pdf": has_extra("pdf"),
         "endpoint_tools": config.has_tools,

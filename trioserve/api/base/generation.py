@@ -18,6 +18,7 @@ from trioserve.api.base.answers import InputTokens
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest, RunToolsOptions
 from trioserve.api.base.generation_request import GenerationRequest
+from trioserve.api.base.web import NO_TOOLS, HostedTools
 from trioserve.errors import InvalidRequestError, UnknownToolCallError, UnsupportedFieldError
 from trioserve.fair_limiter import offload
 from trioserve.server import RequestContext
@@ -27,6 +28,7 @@ from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.infill import Gap, missing_tokens
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike
+from trioserve.server.runs.events import RunEvent
 from trioserve.server.runs.params import tools_of
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatStream, Stream
@@ -146,14 +148,41 @@ async def compacted_reply(
     )
 
 
-async def counted_tokens(request: ChatRequest, caller: Caller, models: Models) -> reply.Json:
+async def run_reply(
+    server: ModelServer,
+    request: GenerationRequest,
+    caller: Caller,
+    run: AgentRun,
+    writer: sse.EventWriter[RunEvent],
+    on_error: reply.OnError | None = None,
+    streams: list[ChatStream] | None = None,
+) -> reply.Stream[RunEvent]:
+    """Answer with the events of a run. `streams` gets that of each step."""
+    mailboxes: list[Mailbox] = []
+
+    def follow(stream: ChatStream) -> None:
+        mailboxes[:] = [stream.mailbox]
+        if streams is not None:
+            streams[:] = [stream]
+
+    run.watch(follow)
+    source, pings = reply.EventSource.of(run.__anext__), pings_of(server, request, mailboxes)
+    return await reply.stream(
+        source, writer, pings, on_error or partial(errors.last_event, caller.path)
+    )
+
+
+async def counted_tokens(
+    request: ChatRequest, caller: Caller, models: Models, hosted: HostedTools = NO_TOOLS
+) -> reply.Json:
     """Answer with the number of tokens in the prompt of a chat."""
     server = await models.use(request.model, caller)
     await caller.keep_awake(server)
-    chat = request.chat_params
+    chat, run = request.chat_params, hosted.offered(server)
     if request.run_tools is not None:
-        run = [tool.info.definition for tool in await tools_to_run(server, request.run_tools)]
-        chat = attrs.evolve(chat, tools=[*request.tools, *run])
+        run += await tools_to_run(server, request.run_tools)
+    if run:
+        chat = attrs.evolve(chat, tools=[*request.tools, *(tool.info.definition for tool in run)])
     n_tokens = len(await server.chat_prompt(request.messages, chat))
     return reply.json(InputTokens(n_tokens, "response.input_tokens"))
 

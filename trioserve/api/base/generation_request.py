@@ -44,7 +44,7 @@ _UNSUPPORTED: Mapping[str, Only] = {
     "stop_token_ids": Only([]),
     "truncate_prompt_tokens": Only(),
     "use_beam_search": Only(False),
-    "web_search_options": Only(harmless="this server does not search the web"),
+    "web_search_options": Only(harmless="only tools search the web"),
 }
 
 #: On routes that continue text. A chat's template tells where reasoning and calls are.

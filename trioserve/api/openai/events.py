@@ -435,7 +435,7 @@ def _kind_and_fields(event: RunEvent) -> tuple[str, dict[str, Any]]:
             return "output", {"text": text}
         case ToolReturned():
             return "result", attrs.asdict(
-                event, filter=lambda one, _: one.name not in ("id", "call")
+                event, filter=lambda one, _: one.name not in ("id", "call", "answer")
             )
         case RunEnded(answer=answer):
             ended = {"reason": answer.reason, "steps": answer.steps}
@@ -462,13 +462,7 @@ def run_reason(answer: RunAnswer) -> Reason:
 
 def usage(answer: RunAnswer) -> Usage:
     """Count tokens: the output of all steps, and the prompt of the last one."""
-    return usage_of(len(answer.prompt), [counted(answer)])
-
-
-def counted(answer: RunAnswer) -> Timings:
-    """The timings of a run, with the numbers of tokens in the prompt of its last step."""
-    last = answer.finished.timings
-    return attrs.evolve(answer.timings, cache_n=last.cache_n, prompt_n=last.prompt_n)
+    return usage_of(len(answer.prompt), [answer.counted])
 
 
 class ClientCalls:

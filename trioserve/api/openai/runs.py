@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from itertools import chain
 
 import attrs
 
-from trioserve.api.base import errors, readers, reply, sse
+from trioserve.api.base import generation, readers, reply, sse
 from trioserve.api.base.answers import Success
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
+from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest, RunToolsOptions
 from trioserve.api.base.fields import RequestBody, field
-from trioserve.api.base.generation import NOT_RUNNING, pings_of, tools_to_run
+from trioserve.api.base.generation import NOT_RUNNING, tools_to_run
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Reply
 from trioserve.api.base.routes import Routes, about_answer
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotFoundError
 from trioserve.server import RequestContext
-from trioserve.server.dispatch import Mailbox, size_of
+from trioserve.server.dispatch import size_of
 from trioserve.server.model_server import ModelServer
 from trioserve.server.runs.events import RunAnswer, RunEvent, StepChunk, StepStarted
 from trioserve.server.runs.params import RunParams
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatChunk, ChatCompletion, ChatStream
+from trioserve.tools.tool import Tool
 from trioserve.types import GenerationParams
 
 
@@ -34,17 +35,24 @@ async def open_run(
     caller: Caller,
     params: GenerationParams,
     context: RequestContext,
+    hosted: Sequence[Tool] = (),
 ) -> AgentRun:
     """Start the run that a request asks for. It ends no later than the request.
+
+    `hosted` are tools that the server runs in place of the vendor's.
 
     Raises:
         InvalidRequestError: the server has no such tools, or does not allow an option of the run;
             `param` names the field.
         TrioServeError: the model cannot answer.
     """
-    asked = request.run_tools
-    assert asked is not None
-    tools, max_steps = await tools_to_run(server, asked), asked.max_steps
+    asked = request.run_tools or RunToolsOptions(tools=())
+    names = {tool.info.name for tool in hosted}
+    asked_for = await tools_to_run(server, asked)
+    tools = [*(tool for tool in asked_for if tool.info.name not in names), *hosted]
+    max_steps, chat = asked.max_steps, request.chat_params
+    if hosted and request.parse_tool_calls:
+        chat = attrs.evolve(chat, parse_tools=True)
     if max_steps is not None and max_steps > server.config.tool_max_steps:
         raise InvalidRequestError.at(
             f"{RUN_TOOLS}.max_steps",
@@ -62,7 +70,7 @@ async def open_run(
     except InvalidRequestError as error:
         raise InvalidRequestError(error.message, param=f"{RUN_TOOLS}.{error.param}") from None
     opened = server.stream_run(
-        request.messages, tools, params=params, chat=request.chat_params, run=run, context=context
+        request.messages, tools, params=params, chat=chat, run=run, context=context
     )
     return await caller.open(opened)
 
@@ -79,16 +87,8 @@ async def run_reply(
 ) -> Reply:
     """Answer with the events of a run, which other requests can reach by its id."""
     streams: list[ChatStream] = []  # that of the step
-    mailboxes: list[Mailbox] = []
-
-    def follow(stream: ChatStream) -> None:
-        streams[:], mailboxes[:] = [stream], [stream.mailbox]
-
-    run.watch(follow)
     models.responses.add(id_, request, caller, streams, run)
-    source, pings = reply.EventSource.of(run.__anext__), pings_of(server, request, mailboxes)
-    on_error = on_error or partial(errors.last_event, caller.path)
-    return await reply.stream(source, writer, pings, on_error)
+    return await generation.run_reply(server, request, caller, run, writer, on_error, streams)
 
 
 async def read_run(run: AgentRun, caller: Caller) -> tuple[RunAnswer, ChatCompletion]:

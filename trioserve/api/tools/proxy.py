@@ -36,7 +36,7 @@ from trioserve.errors import (
 )
 from trioserve.fair_limiter import FairLimiter
 from trioserve.log import get_logger
-from trioserve.server.media.fetch import FAILURES, Dialer, FetchRules, Target, parse_url, url_of
+from trioserve.media.fetch import FAILURES, Dialer, FetchRules, Target, parse_url, url_of
 
 if TYPE_CHECKING:
     from trioserve.api.service import AppState

@@ -5,9 +5,7 @@ A few child processes, shared by all requests, decode the files.
 
 from __future__ import annotations
 
-import math
 import os
-import signal
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,22 +17,14 @@ from urllib.parse import unquote
 import attrs
 import trio
 
-from trioserve.children.child import ChildError, how
-from trioserve.concurrency import Gate, alongside, surely
 from trioserve.config import Config
 from trioserve.config.extras import has_extra
-from trioserve.errors import (
-    InvalidMediaError,
-    NotSupportedError,
-    TrioServeError,
-    UnavailableError,
-)
+from trioserve.errors import InvalidMediaError, NotSupportedError
 from trioserve.fair_limiter import FairLimiter
-from trioserve.log import get_logger
+from trioserve.media.decoders import Decoders
+from trioserve.media.fetch import Dialer, Fetcher, FetchRules
 from trioserve.media.orders import Format, MediaLimits, Order, sniff
-from trioserve.media.process import Decoder
 from trioserve.server.limits.memory import MemoryReservation
-from trioserve.server.media.fetch import Dialer, Fetcher, FetchRules
 from trioserve.types import (
     DecodedAudio,
     DecodedDocument,
@@ -44,122 +34,6 @@ from trioserve.types import (
     MediaKind,
     MediaSource,
 )
-
-_log = get_logger("trioserve.server")
-
-#: Decoder processes, and those that one client may have. Each decodes one file at a time.
-_N_PROCESSES, _N_PROCESSES_EACH = 3, 2
-
-#: Ends a process that has computed for longer than it may.
-_SIGPROF = getattr(signal, "SIGPROF", math.inf)
-
-#: Seconds of the clock that decoding may take, for each second of the CPU.
-_PATIENCE = 3.0
-
-#: Seconds after which a client may send a file again that was not decoded in time.
-_RETRY_AFTER = 5.0
-
-
-class Decoders:
-    """Decodes files in child processes. A process starts on demand, and stays for later files."""
-
-    def __init__(self, limits: MediaLimits) -> None:
-        self._limits = limits
-        self._places = FairLimiter(_N_PROCESSES, _N_PROCESSES_EACH)
-        self._idle: list[Decoder] = []
-        self._gate = Gate()
-
-    async def decode(self, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
-        """Decode a file. When cancelled, ends the process and waits for its end.
-
-        Raises:
-            InvalidMediaError: the file cannot be used. The message is a part of a sentence.
-            ServerClosingError: the server was closed.
-            UnavailableError: no process is available, or other work has the CPU.
-            QueueFullError: too many files of the client wait.
-        """
-        with self._gate.open():
-            async with self._places.place():
-                return await self._decode(await self._take(), data, order)
-
-    async def aclose(self) -> None:
-        """End the processes, and wait until they have ended. No further files can be decoded."""
-        self._gate.end()
-        with trio.CancelScope(shield=True):
-            await self._gate.drained()
-            while self._idle:
-                await surely(self._idle.pop().end)
-
-    async def _take(self) -> Decoder:
-        """Take an idle process, or start one."""
-        while self._idle:
-            decoder = self._idle.pop()
-            if decoder.is_alive:
-                return decoder
-            await self._keep(decoder)  # it died while idle
-        try:
-            return await trio.to_thread.run_sync(Decoder.start, self._limits)
-        except OSError as error:
-            raise self._refusal(ChildError(f"none can be started: {error.strerror}")) from error
-
-    async def _decode(
-        self, decoder: Decoder, data: bytes, order: Order
-    ) -> DecodedMedia | DecodedDocument:
-        is_over = has_timed_out = False
-
-        async def end_in_time() -> None:
-            """End the process at the time limit or when cancelled, unless it is done."""
-            nonlocal has_timed_out
-            try:
-                await trio.sleep(_PATIENCE * self._limits.timeout)
-                has_timed_out = True
-            finally:
-                if not is_over:
-                    decoder.kill()
-
-        try:
-            async with alongside(end_in_time):  # only this can end the thread
-                try:
-                    media = await _decoded(decoder, data, order)
-                finally:
-                    is_over = True
-        except ChildError as error:
-            await trio.lowlevel.checkpoint_if_cancelled()
-            raise self._refusal(error, has_timed_out) from error
-        finally:
-            await self._keep(decoder)
-        return media
-
-    async def _keep(self, decoder: Decoder) -> None:
-        """Keep an idle process, unless it has ended or there are enough of them."""
-        if decoder.is_alive and len(self._idle) < _N_PROCESSES_EACH:
-            self._idle.append(decoder)
-            return
-        with trio.CancelScope(shield=True):
-            await surely(decoder.end)
-
-    def _refusal(self, error: ChildError, has_timed_out: bool = False) -> TrioServeError:
-        if has_timed_out:
-            return UnavailableError(
-                "Media are not decoded in time now, because of other work.",
-                retry_after=_RETRY_AFTER,
-            )
-        if error.code == -_SIGPROF:
-            return InvalidMediaError(f"takes more than {self._limits.timeout:g} seconds to decode")
-        reason = f"{error}: it {how(error.code)}" if error.code else str(error)
-        if error.code < 0:  # it did what it must not, or took too much
-            _log.warning("a file has ended the process that decodes it", reason=reason)
-            return InvalidMediaError("takes too much time or memory to decode")
-        _log.error("media cannot be decoded", reason=reason)
-        return UnavailableError("Media cannot be decoded now.")
-
-
-async def _decoded(decoder: Decoder, data: bytes, order: Order) -> DecodedMedia | DecodedDocument:
-    media: DecodedMedia | DecodedDocument
-    with trio.CancelScope(shield=True):
-        media = await trio.to_thread.run_sync(decoder.decode, data, order)
-    return media
-
 
 #: Files to read concurrently, and those of one client.
 _N_READERS, _N_READERS_EACH = 5, 4
@@ -322,7 +196,7 @@ class MediaLoader:
         elif source.url is not None and source.url.startswith("file://"):
             data = await self._read_file(*self._in_folder(source.url.removeprefix("file://")))
         elif source.url is not None and self._fetcher is not None:
-            return await self._fetcher.fetch(source.url, hold.grow)
+            return (await self._fetcher.fetch(source.url, hold.grow)).body
         else:
             raise InvalidMediaError(
                 "is at an address, and without --media-urls this server fetches nothing"

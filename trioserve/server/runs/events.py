@@ -112,6 +112,8 @@ class ToolReturned:
     seconds: float
     #: Whether `AgentRun.stop` ended it.
     stopped: bool
+    #: The whole result, as `ToolResult` has it.
+    answer: Mapping[str, Any]
 
 
 @attrs.frozen(kw_only=True)
@@ -130,6 +132,12 @@ class RunAnswer:
     finished: Finished
     #: Of all answers, added up.
     timings: Timings
+
+    @property
+    def counted(self) -> Timings:
+        """The timings, with the numbers of tokens in the prompt of the last answer."""
+        last = self.finished.timings
+        return attrs.evolve(self.timings, cache_n=last.cache_n, prompt_n=last.prompt_n)
 
     @property
     def client_calls(self) -> tuple[ToolCall, ...]:

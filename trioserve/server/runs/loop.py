@@ -22,8 +22,9 @@ from trioserve.errors import (
     UnsupportedFieldError,
     raised_alone,
 )
-from trioserve.fair_limiter import tool_calls
+from trioserve.fair_limiter import offload, tool_calls
 from trioserve.server.context import RequestContext
+from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.model import LoadedModel
 from trioserve.server.observers.observer import ToolRecord, observed_tool
 from trioserve.server.runs.calls import (
@@ -81,6 +82,20 @@ async def fit(text: str, n_tokens: int, server: ModelServer) -> str:
     return f"{head[:n_chars]}\n{note}"
 
 
+def inert(text: str, names: Iterable[str]) -> str:
+    """Break up the names of control tokens in a text, which the model would take for the tokens."""
+    for name in names:
+        if len(name) > 1 and name in text:
+            text = text.replace(name, f"{name[0]}\u200b{name[1:]}")
+    return text
+
+
+def _words(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content or () if "text" in part)
+
+
 @attrs.frozen
 class Asked:
     """The parameters of a run and of its answers."""
@@ -100,6 +115,7 @@ class AgentLoop:
     _asked: Asked
     _tools: RunTools  # that the model may call
     _run: AgentRun  # the caller's object
+    _hold: MemoryReservation  # of the run
     _added: list[dict[str, Any]] = attrs.field(init=False, factory=list)
     _timings: Timings = attrs.field(init=False, factory=Timings)
     _places: trio.CapacityLimiter = attrs.field(
@@ -227,7 +243,11 @@ class AgentLoop:
             if scope.cancelled_caught:
                 record.outcome = "stopped"
         async with self._server.loaded(self._asked.context):
-            content = await fit(result.text, n_tokens, self._server)
+            text = result.text
+            if call.tool.untrusted:
+                names = self._server.model.control_names
+                text = await offload(partial(inert, text, names), len(text) * len(names) // 64)
+            content = await fit(text, n_tokens, self._server)
         self._run.put(
             ToolReturned(
                 self._run.new_id(),
@@ -237,9 +257,17 @@ class AgentLoop:
                 diff=result.diff,
                 seconds=record.seconds,
                 stopped=record.outcome == "stopped",
+                answer=result.answer,
             )
         )
         return content
+
+    def _has_seen(self, text: str) -> bool:
+        """Whether a text stands in what the user, the system or a tool has said."""
+        return any(
+            message["role"] != "assistant" and text in _words(message.get("content"))
+            for message in (*self._messages, *self._added)
+        )
 
     async def _result(self, call: RunCall, tool: Tool | None, record: ToolRecord) -> ToolResult:
         """Run one call if it is valid and allowed."""
@@ -254,7 +282,12 @@ class AgentLoop:
             record.outcome = "failed"
             return ToolResult.of_error(str(error))
         output = partial(self._run.put_output, call)
-        context = attrs.evolve(self._asked.run.place, on_output=output)
+        context = attrs.evolve(
+            self._asked.run.place,
+            on_output=output,
+            count=self._hold.grow,
+            has_seen=self._has_seen,
+        )
         decision = await self._decide(call, tool, arguments, context)
         if not decision.approved:
             record.outcome = "denied"
@@ -340,7 +373,7 @@ async def open_run(
             loaded = await server.read_media(messages, hold, context)
         if loading.cancelled_caught:
             raise ServerClosingError
-        loop = AgentLoop(server, loaded, asked, chosen, run)
+        loop = AgentLoop(server, loaded, asked, chosen, run, hold)
         async with alongside(loop.execute):
             await run.wait()
             run.check()

@@ -240,8 +240,9 @@ ITEMS: list[tuple[Any, str, str | None]] = [
         {"type": "compression", "encrypted_content": "gAAA"},
         ".type",
         "is 'compression'; it must be one of message, function_call, function_call_output, "
-        "custom_tool_call, custom_tool_call_output, mcp_call, reasoning, additional_tools, "
-        "agent_message, compaction, compaction_summary, context_compaction, compaction_trigger, "
+        "custom_tool_call, custom_tool_call_output, mcp_call, web_search_call, reasoning, "
+        "additional_tools, agent_message, compaction, compaction_summary, "
+        "context_compaction, compaction_trigger, "
         "local_shell_call, shell_call, apply_patch_call, computer_call, "
         "tool_search_call, local_shell_call_output, shell_call_output, apply_patch_call_output, "
         "computer_call_output, tool_search_output.",
@@ -306,12 +307,12 @@ FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
         "is 'file_search', and 'tools' has none of this type.",
     ),
     (
-        {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+        {"tools": [{"type": "file_search"}], "tool_choice": {"type": "file_search"}},
         "tool_choice",
-        "is 'web_search', and this server has no such tool.",
+        "is 'file_search', and this server has no such tool.",
     ),
     (
-        {"tools": [{"type": "web_search"}], **allowed("auto", {"type": "web_search"})},
+        {"tools": [{"type": "file_search"}], **allowed("auto", {"type": "file_search"})},
         "tool_choice.tools",
         "has none that is here: this server has no such tool.",
     ),

@@ -382,12 +382,12 @@ async def test_hosted_tools_are_left_out() -> None:
             {
                 "type": "allowed_tools",
                 "mode": "auto",
-                "tools": [{"type": "web_search"}, {"type": "shell"}],
+                "tools": [{"type": "file_search"}, {"type": "shell"}],
             },
             ToolChoice("auto", ("shell",)),
         ),
     ],
 )
 def test_a_choice_names_any_tool(choice: Any, expected: ToolChoice) -> None:
-    tools = [APPLY_PATCH, namespace("a", "f"), {"type": "shell"}, {"type": "web_search"}]
+    tools = [APPLY_PATCH, namespace("a", "f"), {"type": "shell"}, {"type": "file_search"}]
     assert chat_of(*tools, tool_choice=choice)[1].tool_choice == expected

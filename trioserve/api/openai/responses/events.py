@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import msgspec
@@ -23,7 +23,8 @@ from trioserve.api.base.reply import LONG
 from trioserve.api.base.scores import TokenProbs as WrittenProbs, candidates_of
 from trioserve.api.base.text_tokens import TokensOfText
 from trioserve.api.base.vendors import ErrorShape
-from trioserve.api.openai.events import counted, event_fields
+from trioserve.api.base.web import Sources
+from trioserve.api.openai.events import event_fields
 from trioserve.api.openai.responses.items import (
     CallItem,
     CompactionItem,
@@ -32,6 +33,7 @@ from trioserve.api.openai.responses.items import (
     MadeCallItem,
     MessageItem,
     ReasoningItem,
+    WebCallItem,
     call_item,
     new_id,
 )
@@ -104,6 +106,7 @@ class ResponseItem(Answer):
     name: str | UnsetType = UNSET
     arguments: str | dict[str, Any] | UnsetType = UNSET
     input: str | UnsetType = UNSET
+    action: dict[str, Any] | UnsetType = UNSET
 
 
 class _ResponseError(Answer):
@@ -232,6 +235,7 @@ class ResponseBuilder:
         n_prompt: the tokens of the prompt.
         labels: where the server runs tools: the MCP servers that have them, by the names of the
             tools; empty: none has.
+        web: the names of the tools of the web among them.
     """
 
     def __init__(
@@ -241,11 +245,13 @@ class ResponseBuilder:
         params: GenerationParams,
         n_prompt: int,
         labels: Mapping[str, str] | None = None,
+        web: Collection[str] = (),
     ) -> None:
         self.chat, self._params = request.chat, params
         self.n_prompt = n_prompt
         self._tokens = TokensOfText()
-        self._labels = labels
+        self._labels, self._web, self._include = labels, web, request.include
+        self._sources = Sources()
         self._of_client = frozenset(request.chat.tool_names)
         self._offered = request.offer.tools
         self._calls: dict[str, MadeCallItem] = {}  # of the server, without a result, by their ids
@@ -255,6 +261,7 @@ class ResponseBuilder:
         self._items: list[Item] = []
         self._written: dict[int, dict[str, Any]] = {}  # those that are closed, by their index
         self.repeated = _repeated(request, params) | {
+            "tools": [*request.offer.given, *(request.hosted.given if web else ())],
             "id": request.stored.id or new_id("resp"),
             "object": "response",
             "created_at": int(time.time()),
@@ -295,6 +302,8 @@ class ResponseBuilder:
                 return self.take(event.chunk)
             case Progress() | Chunk():
                 return []
+        if self.chat.run_tools is None:  # clients of the API alone do not know these
+            return self._follow(event)
         fields = event_fields(event)
         told = {**fields, "type": f"response.trioserve_{fields['type']}"}
         return [told, *self._follow(event)]
@@ -364,10 +373,11 @@ class ResponseBuilder:
                 return self._close("completed")
             case ToolReturned():
                 item = self._calls.pop(event.call.id)
-                item.take(event.content, is_error=event.is_error)
+                item.take(event)
+                self._sources.add(event)
                 return self._close_item(item, "failed" if event.is_error else "completed")
             case RunEnded(answer=answer):
-                return self._end(_CUT.get(answer.reason), counted(answer), len(answer.prompt))
+                return self._end(_CUT.get(answer.reason), answer.counted, len(answer.prompt))
         return []
 
     def _open_for(self, delta: Delta) -> list[Event]:
@@ -389,13 +399,16 @@ class ResponseBuilder:
     def _item_for(self, delta: Delta, index: int) -> Item:
         match delta:
             case ContentDelta():
-                return MessageItem(index)
+                return MessageItem(index, self._sources)
             case ReasoningDelta():
                 return ReasoningItem(index)
             case ToolCallStart():
                 if self._labels is None or delta.name in self._of_client:
                     return call_item(index, delta, self._offered.get(delta.name))
-                made = MadeCallItem(index, delta, self._labels.get(delta.name) or _OWN)
+                if delta.name in self._web:
+                    made: MadeCallItem = WebCallItem(index, delta, self._include)
+                else:
+                    made = MadeCallItem(index, delta, self._labels.get(delta.name) or _OWN)
                 self._calls[delta.id] = made
                 return made
             case _:
@@ -463,7 +476,6 @@ def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, 
         "temperature": params.sampling.temperature,
         "text": {"format": {"type": "text"}, **request.text},
         "tool_choice": request.tool_choice,
-        "tools": request.offer.given,
         "top_logprobs": request.top_logprobs,
         "top_p": params.sampling.top_p,
         "truncation": request.truncation,

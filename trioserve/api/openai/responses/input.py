@@ -34,6 +34,7 @@ from trioserve.chat.messages import (
 )
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
+from trioserve.tools.web.tools import FETCH, SEARCH
 from trioserve.whole_numbers import whole_number
 
 Item: TypeAlias = Mapping[str, Any]
@@ -54,6 +55,7 @@ STEP = "trioserve_step"
 
 #: What stands before the id of a call that the server has made, in the id of its item.
 MCP_CALL = "mcp_"
+WEB_CALL = "ws_"
 
 #: How a chat's error messages name its fields.
 _IN_CHAT = re.compile(
@@ -326,6 +328,23 @@ def _read_made_call(chat: Conversation, item: Item, path: str) -> None:
     chat.add(path, "tool", output, tool_call_id=id_, name=item["name"])
 
 
+def _read_web_call(chat: Conversation, item: Item, path: str) -> None:
+    """Read a call of a tool of the web. One that another server has made has no output."""
+    if item.get("output") is None:
+        leave_out("items of type web_search_call", "another server has made these calls")
+        return
+    output = required(item, "output", text, path)
+    id_ = required(item, "id", text, path).removeprefix(WEB_CALL)
+    action, path = required(item, "action", mapping, path), f"{path}.action"
+    name, arguments = SEARCH, {"query": optional(action, "query", text, path) or ""}
+    if action.get("type") != "search":
+        words = optional(action, "pattern", text, path)
+        name, arguments = FETCH, {"url": optional(action, "url", text, path) or ""}
+        arguments |= {"find": words} if words else {}
+    _add_call(chat, item, path, (id_, name), arguments)
+    chat.add(path, "tool", output, tool_call_id=id_, name=name)
+
+
 def _arguments(item: Item, path: str) -> str:
     """Read the arguments of a call. None at all are an empty object; the model may cut them off."""
     arguments = required(item, "arguments", text, path)
@@ -373,7 +392,6 @@ def _read_trigger(chat: Conversation, item: Item, path: str) -> None:
 _LEFT_OUT = frozenset(
     {
         *("code_interpreter_call", "file_search_call", "image_generation_call"),
-        "web_search_call",
         *("mcp_approval_request", "mcp_approval_response", "mcp_list_tools"),
         *("configuration_update", "program", "program_output"),
     }
@@ -386,6 +404,7 @@ _READERS: Mapping[str, Reader] = {
     "custom_tool_call": _read_custom_call,
     "custom_tool_call_output": _read_result,
     "mcp_call": _read_made_call,
+    "web_search_call": _read_web_call,
     "reasoning": _read_reasoning,
     "additional_tools": _read_tools,
     "agent_message": _read_agent_message,

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, ClassVar
 
 from trioserve.api.base.custom_tools import TextArgument
 from trioserve.api.base.cut_json import read_arguments
+from trioserve.api.base.web import Sources
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
-from trioserve.api.openai.responses.input import MCP_CALL, STEP
+from trioserve.api.openai.responses.input import MCP_CALL, STEP, WEB_CALL
+from trioserve.api.openai.responses.request import RESULTS, SOURCES
 from trioserve.api.openai.responses.tools import OfferedTool
 from trioserve.chat.compaction import Compaction
 from trioserve.chat.deltas import ToolCallStart
+from trioserve.server.runs.events import ToolReturned
+from trioserve.tools.web.tools import FETCH
 
 # -- items
 
@@ -130,9 +134,10 @@ class MessageItem(_TextItem):
 
     type, event = "message", "output_text"
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, sources: Sources) -> None:
         super().__init__(index, new_id("msg"))
         self._logprobs: list[dict[str, Any]] = []
+        self._sources = sources
 
     def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         self._logprobs += logprobs
@@ -142,8 +147,29 @@ class MessageItem(_TextItem):
         return {"role": "assistant", "content": self._content(status)}
 
     def _part(self) -> dict[str, Any]:
-        known = {"type": "output_text", "annotations": [], "logprobs": self._logprobs}
-        return {**known, "text": self.text}
+        known = {"annotations": self._annotations(), "logprobs": self._logprobs}
+        return {"type": "output_text", **known, "text": self.text}
+
+    def _annotations(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "type": "url_citation",
+                "start_index": start,
+                "end_index": end,
+                "url": source.url,
+                "title": source.title,
+            }
+            for start, end, source in self._sources.cited(self.text)
+        ]
+
+    def closed(self, status: str) -> list[Event]:
+        told = [
+            self._event(
+                "output_text.annotation.added", content_index=0, annotation_index=i, annotation=each
+            )
+            for i, each in enumerate(self._annotations())
+        ]
+        return told + super().closed(status)
 
 
 class CompactionItem(Item):
@@ -266,12 +292,12 @@ class MadeCallItem(Item):
         self.is_called = True
         return [self._event("mcp_call_arguments.done", arguments=self.text)]
 
-    def take(self, result: str, *, is_error: bool) -> None:
+    def take(self, returned: ToolReturned) -> None:
         """Store the result of the call."""
-        if is_error:
-            self._error = {"type": "mcp_tool_execution_error", "content": result}
+        if returned.is_error:
+            self._error = {"type": "mcp_tool_execution_error", "content": returned.content}
         else:
-            self._output = result
+            self._output = returned.content
 
     def closed(self, status: str) -> list[Event]:
         """Tell that it was "completed", has "failed", or is "incomplete" and was not made."""
@@ -282,3 +308,61 @@ class MadeCallItem(Item):
         called = {"server_label": self._label, "name": self._start.name, "arguments": self.text}
         result = {"output": self._output, "error": self._error}
         return {**called, "approval_request_id": None, **result}
+
+
+class WebCallItem(MadeCallItem):
+    """A call of a tool of the web. Its `output` is what the model reads, for when it comes back.
+
+    `include` says what more its client wants to see.
+    """
+
+    type = "web_search_call"
+
+    def __init__(self, index: int, start: ToolCallStart, include: Container[str]) -> None:
+        super().__init__(index, start, "")
+        self.id = f"{WEB_CALL}{start.id}"
+        self._include = include
+        self._found: list[dict[str, Any]] = []
+
+    def opened(self) -> list[Event]:
+        return [self._item_event("added", "in_progress"), self._event(f"{self.type}.in_progress")]
+
+    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
+        self._texts.append(text)
+        return []
+
+    def called(self) -> list[Event]:
+        self.is_called = True
+        return [self._event(f"{self.type}.searching")]
+
+    def take(self, returned: ToolReturned) -> None:
+        self._output = returned.content
+        self._found = list(returned.answer.get("results", ()))
+
+    def closed(self, status: str) -> list[Event]:
+        done = [self._event(f"{self.type}.completed")] if status == "completed" else []
+        return [*done, self._item_event("done", status)]
+
+    def fields(self, status: str) -> dict[str, Any]:
+        read = read_arguments(self.text) if self.is_called else {}
+        written = {name: value for name, value in read.items() if isinstance(value, str)}
+        fields: dict[str, Any] = {"action": self._action(written)}
+        if RESULTS in self._include:
+            fields["results"] = [
+                {"type": "text_result", "url": each["url"], "title": each["title"],
+                 "snippet": each["content"]}
+                for each in self._found
+            ]  # fmt: skip
+        return fields | ({} if self._output is None else {"output": self._output})
+
+    def _action(self, arguments: Mapping[str, str]) -> dict[str, Any]:
+        if self._start.name == FETCH:
+            url, words = arguments.get("url", ""), arguments.get("find")
+            if words:
+                return {"type": "find_in_page", "url": url, "pattern": words}
+            return {"type": "open_page", "url": url}
+        query = arguments.get("query", "")
+        action: dict[str, Any] = {"type": "search", "query": query, "queries": [query]}
+        if SOURCES in self._include:
+            action["sources"] = [{"type": "url", "url": each["url"]} for each in self._found]
+        return action

@@ -39,6 +39,7 @@ from trioserve.api.base.fields import (
 from trioserve.api.base.request_schemas import of_fields
 from trioserve.api.base.stored_as import NOT_STORED, StoredAs
 from trioserve.api.base.thinking import ReasoningOptions
+from trioserve.api.base.web import HostedTools
 from trioserve.api.openai.responses.input import Conversation, read_input
 from trioserve.api.openai.responses.tools import Offer
 from trioserve.chat.messages import MAX_MESSAGES, MAX_TOOLS, NOT_HOSTED, check_count
@@ -62,8 +63,11 @@ _UNSUPPORTED: Mapping[str, Only] = {
 
 _LOGPROBS = "message.output_text.logprobs"
 
-#: What may be asked to be included without effect. Reasoning always is, as it is and not encrypted.
-_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
+#: The parts of calls of the web that may be included.
+SOURCES, RESULTS = "web_search_call.action.sources", "web_search_call.results"
+
+#: What may be asked to be included. Reasoning always is, as it is and not encrypted.
+_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content", SOURCES, RESULTS)
 
 # -- readers of single fields
 
@@ -220,6 +224,11 @@ class ResponsesRequest(StoringRequest):
     stored: StoredAs = attrs.field(init=False, default=NOT_STORED)
     chat: ChatRequest = attrs.field(init=False)
     offer: Offer = attrs.field(init=False)
+    hosted: HostedTools = attrs.field(init=False)
+
+    @hosted.default
+    def _hosted(self) -> HostedTools:
+        return self.offer.web(self.max_tool_calls)
 
     @offer.default
     def _offer(self) -> Offer:

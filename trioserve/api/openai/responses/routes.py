@@ -40,15 +40,17 @@ async def responses(request: ResponsesRequest, caller: Caller, models: Models) -
     server, params, context = await admit(chat, caller, models)
     answer: ChatStream | AgentRun | CompactedChat
     n_prompt, labels = 0, None
+    web = request.hosted.offered(server)
     with request.input.naming_items():
         if (plan := await _plan(request, server, params)) is not None:
             answer = await caller.open(
                 stream_compacted(server, chat.messages, params, chat.chat_params, plan, context)
             )
-        elif chat.run_tools is not None:
-            answer = await open_run(server, chat, caller, params, context)
+        elif web or chat.run_tools is not None:
+            answer = await open_run(server, chat, caller, params, context, web)
             labels = {name: tool.info.mcp_server for name, tool in server.tools.tools.items()}
         else:
+            chat = request.hosted.left_out_of(chat)
             answer = await open_fitting(
                 caller.open,
                 server,
@@ -60,7 +62,9 @@ async def responses(request: ResponsesRequest, caller: Caller, models: Models) -
             )
             n_prompt = len(answer.prompt)
     name = name_of(server, chat, params)
-    builder = ResponseBuilder(name, request, params, n_prompt, labels)
+    builder = ResponseBuilder(
+        name, request, params, n_prompt, labels, [tool.info.name for tool in web]
+    )
     if not chat.stream:
         return await _whole(builder, answer, caller)
     writer, id_ = await ResponseEvents.of(builder, caller.held.n_bytes), builder.response["id"]
@@ -130,4 +134,4 @@ async def compact(request: CompactRequest, caller: Caller, models: Models) -> Re
 async def input_tokens(request: ResponsesRequest, caller: Caller, models: Models) -> Reply:
     """Count the tokens that a response would begin with."""
     with request.input.naming_items():
-        return await counted_tokens(request.chat, caller, models)
+        return await counted_tokens(request.chat, caller, models, request.hosted)

@@ -1,11 +1,13 @@
 """The tools of ``/v1/responses``, as functions that the model is offered.
 
 A function of a namespace is offered by its name alone, unless another tool has that. A custom tool
-takes one text, as a function with one argument. Tools that OpenAI's servers run are left out.
+takes one text, as a function with one argument. Of the tools that OpenAI's servers run, there are
+those of the web, if the configuration has them; the others are left out.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -13,11 +15,14 @@ from typing import Any
 import attrs
 
 from trioserve.api.base.custom_tools import CustomTools
-from trioserve.api.base.fields import mapping, objects, optional, required, text
+from trioserve.api.base.fields import mapping, objects, one_of, optional, required, text
+from trioserve.api.base.web import HostedTools, domains_of, place_of
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
 from trioserve.chat.messages import MAX_TOOLS, NOT_HOSTED, check_count
 from trioserve.errors import UnsupportedFieldError
 from trioserve.left_out import leave_out
+from trioserve.tools.web.scope import N_RESULTS, Uses, WebScope
+from trioserve.tools.web.tools import FETCH, SEARCH
 
 #: What a function of an answer must have, also if the request does not.
 _OF_FUNCTION: dict[str, Any] = {"description": None, "parameters": None, "strict": False}
@@ -54,6 +59,7 @@ class Offer:
 
     def __init__(self, tools: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         self._left_out: set[str] = set()
+        self._web: tuple[str, Mapping[str, Any]] | None = None
         self._custom = CustomTools()
         self.given: list[Mapping[str, Any]] = []  # without those that are left out
         by_key: dict[tuple[str | None, str], OfferedTool] = {}
@@ -74,6 +80,26 @@ class Offer:
         self.tools = {self._names[key]: tool for key, tool in by_key.items()}
 
     # -- what the chat gets
+
+    def web(self, max_calls: int | None) -> HostedTools:
+        """The tools of the web, if it offers them. `max_calls` limits the calls of all of them.
+
+        Raises:
+            InvalidRequestError: one of their fields has the wrong type; `param` names it.
+        """
+        if self._web is None:
+            return HostedTools()
+        place, tool = self._web
+        filters = optional(tool, "filters", mapping, place) or {}
+        scope = WebScope(
+            **place_of(tool, place),
+            allowed=domains_of(filters, "allowed_domains", f"{place}.filters"),
+            blocked=domains_of(filters, "blocked_domains", f"{place}.filters"),
+            n_results=_N_RESULTS[optional(tool, "search_context_size", _SIZE, place) or "medium"],
+            uses=Uses(max_calls),
+        )
+        names = [SEARCH, *([] if FETCH in self.tools else [FETCH])]
+        return HostedTools(dict.fromkeys(names, scope), [tool])
 
     @property
     def functions(self) -> list[dict[str, Any]]:
@@ -106,6 +132,8 @@ class Offer:
                 found = [space for space, other in self._names if other == name]
                 namespace = found[0] if len(found) == 1 else None
             return {"type": "function", "function": {"name": self.name_of(namespace, name)}}
+        if self._web is not None and _WEB.fullmatch(kind):
+            return {"type": "function", "function": {"name": SEARCH}}
         name = "computer" if kind.startswith("computer_use") else kind
         if (None, name) in self._names:
             return {"type": "function", "function": {"name": name}}
@@ -126,6 +154,9 @@ class Offer:
             for i, inner in enumerate(required(tool, "tools", objects, place)):
                 yield from self._read(inner, f"{place}.tools[{i}]", space)
             return
+        if _WEB.fullmatch(kind) and tool.get("external_web_access") is not False:
+            self._web = (place, tool)
+            return
         if kind == "function":
             name, function = required(tool, "name", text, place), _function(tool)
         elif kind == "custom":
@@ -138,6 +169,14 @@ class Offer:
             leave_out(f"tools of type {kind}", NOT_HOSTED)
             return
         yield OfferedTool(kind, name, place, function, namespace)
+
+
+#: The types of the tool that searches the web.
+_WEB = re.compile(r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?")
+
+#: How many results a search has, by ``search_context_size``.
+_N_RESULTS = {"low": 3, "medium": N_RESULTS, "high": 10}
+_SIZE = one_of(*_N_RESULTS)
 
 
 def _is_hosted(tool: Mapping[str, Any]) -> bool:

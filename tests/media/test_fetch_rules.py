@@ -7,7 +7,7 @@ from ipaddress import ip_address
 import pytest
 
 from trioserve.errors import ConfigError, InvalidMediaError
-from trioserve.server.media.fetch import FetchRules, Target, is_public, parse_url
+from trioserve.media.fetch import FetchRules, Target, is_public, parse_url
 
 
 @pytest.mark.parametrize(

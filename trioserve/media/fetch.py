@@ -22,7 +22,7 @@ import trio
 
 from trioserve._version import __version__
 from trioserve.config.readers import AllowedHost, parse_host
-from trioserve.errors import InvalidMediaError
+from trioserve.errors import FetchError
 from trioserve.fair_limiter import FairLimiter
 from trioserve.whole_numbers import whole_number
 
@@ -41,7 +41,7 @@ _UNICAST = ip_network("2000::/3")
 
 #: Addresses that count as public, but are not: with an embedded IPv4 address (6to4, Teredo), for
 #: documentation, or of the host of a virtual machine (Azure).
-_UNFIT = tuple(
+_NOT_PUBLIC = tuple(
     map(
         ip_network,
         (
@@ -77,26 +77,37 @@ def parse_url(url: str) -> Target:
     """Parse a URL. Only this parser is used: another one might find a different host.
 
     Raises:
-        InvalidMediaError: the URL is invalid or not allowed. The message is a part of a sentence.
+        FetchError: the URL is invalid or not allowed. The message is a part of a sentence.
     """
     if len(url) > _MAX_URL or not re.fullmatch(r"[!-\[\]-~]+", url):  # no blanks, no backslashes
-        raise InvalidMediaError(
-            "is at an address that is too long, or has characters to be escaped"
-        )
+        raise _invalid("that is too long, or has characters to be escaped")
     try:
         parts = urlsplit(url)
         port = parts.port
         host = (parts.hostname or "").removesuffix(".")
     except ValueError:
-        raise InvalidMediaError("is at an address that makes no sense") from None
+        raise _invalid("that makes no sense") from None
     if parts.scheme not in _PORTS:
-        raise InvalidMediaError("is at an address that does not begin with http:// or https://")
+        raise _invalid("that does not begin with http:// or https://")
     if "@" in parts.netloc:
-        raise InvalidMediaError("is at an address with a name or a password in it")
+        raise _invalid("with a name or a password in it")
     if _literal(host) is None and not _NAME.fullmatch(host):
-        raise InvalidMediaError("is at an address whose host cannot be")
+        raise _invalid("whose host cannot be")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(parts.scheme, host, _PORTS[parts.scheme] if port is None else port, path)
+
+
+def _invalid(problem: str) -> FetchError:
+    return FetchError(f"is at an address {problem}", reason="invalid_tool_input")
+
+
+def forbidden(problem: str) -> FetchError:
+    """Make the error of an address that the rules do not allow."""
+    return FetchError(f"is at {problem}", reason="url_not_allowed")
+
+
+def _unfit(problem: str, reason: str = "url_not_accessible") -> FetchError:
+    return FetchError(problem, reason=reason)
 
 
 class FetchRules:
@@ -123,10 +134,10 @@ class FetchRules:
         """Check that an entry allows a host and a port.
 
         Raises:
-            InvalidMediaError: no entry does. The message is a part of a sentence.
+            FetchError: no entry does. The message is a part of a sentence.
         """
         if not any(_takes(entry, target) for entry in self._entries):
-            raise InvalidMediaError(f"is at {target.netloc}, which {self._flag} does not allow")
+            raise forbidden(f"{target.netloc}, which {self._flag} does not allow")
 
     def check_addresses(self, target: Target, addresses: Iterable[str]) -> list[str]:
         """Check the addresses of a host. All of them must be allowed.
@@ -134,7 +145,7 @@ class FetchRules:
         Returns the addresses in their order.
 
         Raises:
-            InvalidMediaError: the host has no address or a forbidden one. The message is the same
+            FetchError: the host has no address or a forbidden one. The message is the same
                 for both, so that it does not reveal which names exist in a network.
         """
         entries = [entry for entry in self._entries if _takes(entry, target)]
@@ -142,7 +153,7 @@ class FetchRules:
         if not found or not all(
             any(_takes_address(entry, address) for entry in entries) for address in found
         ):
-            raise InvalidMediaError(f"is at {target.netloc}, which has no public address")
+            raise forbidden(f"{target.netloc}, which has no public address")
         return list(map(str, found))
 
 
@@ -166,7 +177,7 @@ def is_public(address: Address) -> bool:
     """Whether an address belongs to the public internet."""
     if isinstance(address, IPv6Address) and (address not in _UNICAST or address.scope_id):
         return False
-    if address.is_multicast or address.is_reserved or any(address in unfit for unfit in _UNFIT):
+    if address.is_multicast or address.is_reserved or any(address in each for each in _NOT_PUBLIC):
         return False
     return address.is_global
 
@@ -202,7 +213,7 @@ class Dialer:
         """Create a connection, which opens when a request is sent.
 
         Raises:
-            InvalidMediaError: the rules do not allow it. The message is a part of a sentence.
+            FetchError: the rules do not allow it. The message is a part of a sentence.
         """
         self._rules.check_target(target)
         addresses = self._rules.check_addresses(target, await _look_up(target))
@@ -265,62 +276,80 @@ _N_FETCHES, _N_FETCHES_EACH = 20, 16
 
 _HEADERS = {
     "User-Agent": f"trioserve/{__version__}",
-    "Accept": "image/*, audio/*, video/*, */*;q=0.5",
     "Accept-Encoding": "identity",  # compressed data hide the file's size
 }
 
 
+@attrs.frozen
+class Fetched:
+    """A file, and where it was found after all redirects."""
+
+    url: str
+    body: bytes
+    content_type: str
+
+
 @attrs.define(eq=False)
 class Fetcher:
-    """Downloads media that requests name by URL."""
+    """Downloads files that requests or models name by URL."""
 
     _dialer: Dialer
     _max_bytes: int  # the largest size of a file
     _timeout: float  # seconds for a file, from the look-up of its name to its last byte
+    _accept: str = "image/*, audio/*, video/*, */*;q=0.5"
     _places: FairLimiter = attrs.field(
         init=False, factory=lambda: FairLimiter(_N_FETCHES, _N_FETCHES_EACH)
     )
 
-    async def fetch(self, url: str, count: Callable[[int], None]) -> bytes:
+    async def fetch(
+        self,
+        url: str,
+        count: Callable[[int], object],
+        check: Callable[[Target], object] = lambda _target: None,
+    ) -> Fetched:
         """Download a file, with a limit on its time.
 
         Args:
             url: the file's URL.
             count: called with the number of bytes as they arrive; an exception ends the transfer.
+            check: raises for a target that may not be reached, also after a redirect.
 
         Raises:
-            InvalidMediaError: the file cannot be fetched, or may not be. The message is a part of
+            FetchError: the file cannot be fetched, or may not be. The message is a part of
                 a sentence.
             QueueFullError: too many fetches of the client wait.
         """
         async with self._places.place():
             with trio.move_on_after(self._timeout):
-                return await self._follow(url, count)
-        raise InvalidMediaError(f"could not be fetched within {self._timeout:g} seconds")
+                return await self._follow(url, count, check)
+        raise _unfit(f"could not be fetched within {self._timeout:g} seconds")
 
-    async def _follow(self, url: str, count: Callable[[int], None]) -> bytes:
+    async def _follow(
+        self, url: str, count: Callable[[int], object], check: Callable[[Target], object]
+    ) -> Fetched:
         for _ in range(1 + _MAX_REDIRECTS):
-            body, location = await self._get(parse_url(url), count)
-            if location is None:
-                return body
-            url = urljoin(url, location)
-        raise InvalidMediaError(f"is at an address that redirects more than {_MAX_REDIRECTS} times")
+            check(target := parse_url(url))
+            body, told, is_redirect = await self._get(target, count)
+            if not is_redirect:
+                return Fetched(url, body, told)
+            url = urljoin(url, told).partition("#")[0]
+        raise _unfit(f"is at an address that redirects more than {_MAX_REDIRECTS} times")
 
-    async def _get(self, target: Target, count: Callable[[int], None]) -> tuple[bytes, str | None]:
-        """Send a GET request. Returns the body, or the URL of a redirect."""
+    async def _get(self, target: Target, count: Callable[[int], object]) -> tuple[bytes, str, bool]:
+        """Send a GET request. Returns the body and its type, or nothing and where to go instead."""
         try:
             async with await self._dialer.connection(target) as connection:
                 return await self._exchange(connection, target, count)
         except FAILURES as error:
-            raise InvalidMediaError(f"could not be fetched from {target.netloc}") from error
+            raise _unfit(f"could not be fetched from {target.netloc}") from error
 
     async def _exchange(
         self,
         connection: httpcore2.AsyncHTTPConnection,
         target: Target,
-        count: Callable[[int], None],
-    ) -> tuple[bytes, str | None]:
-        headers = {"Host": target.netloc, **_HEADERS}
+        count: Callable[[int], object],
+    ) -> tuple[bytes, str, bool]:
+        headers = {"Host": target.netloc, "Accept": self._accept, **_HEADERS}
         async with (
             connection.stream("GET", url_of(target), headers=list(headers.items())) as response,
             aclosing(response.aiter_stream()) as parts,
@@ -330,21 +359,21 @@ class Fetcher:
                 for name, value in response.headers
             }
             if response.status in _REDIRECTS and "location" in said:
-                return b"", said["location"]
+                return b"", said["location"], True
             self._check(response.status, said, target)
             body = bytearray()
             async for part in parts:
                 count(len(part))
                 body += part
                 if len(body) > self._max_bytes:
-                    raise InvalidMediaError("has too many bytes")
-            return bytes(body), None
+                    raise _unfit("has too many bytes", "content_too_large")
+            return bytes(body), said.get("content-type", ""), False
 
     def _check(self, status: int, said: Mapping[str, str], target: Target) -> None:
         if status != 200:
-            raise InvalidMediaError(f"is at {target.netloc}, which answers with status {status}")
+            raise _unfit(f"is at {target.netloc}, which answers with status {status}")
         if said.get("content-encoding", "identity").lower() != "identity":
-            raise InvalidMediaError(f"is at {target.netloc}, which sends it compressed")
+            raise _unfit(f"is at {target.netloc}, which sends it compressed")
         length = said.get("content-length")
         if length is not None and whole_number(length, most=self._max_bytes) is None:
-            raise InvalidMediaError(f"has more than {self._max_bytes} bytes")
+            raise _unfit(f"has more than {self._max_bytes} bytes", "content_too_large")

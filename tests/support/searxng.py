@@ -1,0 +1,101 @@
+"""A stand-in for a SearXNG: it speaks its JSON API, and finds what a test says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import attrs
+
+#: A result as SearXNG writes it.
+FOUND = {
+    "url": "https://example.org/trio",
+    "title": "Trio: <b>a friendly</b> library",
+    "content": "Trio is a library for async concurrency &amp; I/O.",
+    "publishedDate": "2026-01-02T00:00:00",
+    "engine": "duckduckgo",
+    "engines": ["duckduckgo"],
+    "score": 1.0,
+    "category": "general",
+    "parsed_url": ["https", "example.org", "/trio", "", "", ""],
+    "template": "default.html",
+    "positions": [1],
+}
+
+
+@attrs.define
+class SearXNG:
+    """What it finds, and what it was asked. Pages beside it are served under their paths."""
+
+    address: str = ""
+    results: list[dict[str, Any]] = attrs.Factory(lambda: [FOUND])
+    pages: dict[str, bytes] = attrs.Factory(dict)
+    queries: list[str] = attrs.Factory(list)
+    headers: list[dict[str, str]] = attrs.Factory(list)
+    status: int = 200
+    type: str = "text/html; charset=utf-8"
+    answer: Callable[[str], Any] | None = None  # in place of SearXNG's own
+
+    def page(self, path: str) -> str:
+        return self.address + path
+
+
+@contextlib.contextmanager
+def serving_searxng(**fields: Any) -> Iterator[SearXNG]:
+    """Serve one, at any port."""
+    engine = SearXNG(**fields)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            engine.headers.append(dict(self.headers))
+            if url.path in engine.pages:
+                self._send(200, engine.type, engine.pages[url.path])
+                return
+            asked = {name: values[0] for name, values in parse_qs(url.query).items()}
+            length = int(self.headers.get("Content-Length", 0))
+            body = self.rfile.read(length).decode()
+            engine.queries.append(asked.get("q", body))
+            found: Any = {
+                "query": asked.get("q"),
+                "number_of_results": 0,
+                "results": engine.results,
+                "answers": [],
+                "corrections": [],
+                "infoboxes": [],
+                "suggestions": [],
+                "unresponsive_engines": [],
+            }
+            if engine.answer is not None:
+                found = engine.answer(self.path)
+            data = found if isinstance(found, bytes) else json.dumps(found).encode()
+            is_json = engine.answer is not None or asked.get("format") == "json"
+            self._send(engine.status if is_json else 403, "application/json", data)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def _send(self, status: int, type_: str, data: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", type_)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        engine.address = f"http://127.0.0.1:{server.server_address[1]}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield engine
+        finally:
+            server.shutdown()
+            thread.join()
