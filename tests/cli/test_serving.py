@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -162,3 +166,27 @@ async def test_advice_at_the_start(config: Config, backend: ScriptedBackend, adv
         with structlog.testing.capture_logs() as logged:
             advise(service.server)
     assert [advice in line["event"] for line in logged] == [True] * bool(advice)
+
+
+async def test_a_terminal_shows_notes_once_and_last_how_to_use_it() -> None:
+    terminal, inside = pty.openpty()
+    environ = {**os.environ, "LLAMA_ARG_DEFRAG_THOLD": "0.1", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "trioserve", "--port", "0", "-t", "1"]
+    with trio.fail_after(60):
+        process = await trio.lowlevel.open_process(command, stderr=inside, env=environ)
+        os.close(inside)
+        shown = ""
+        while "Ctrl-C" not in shown:
+            await trio.lowlevel.wait_readable(terminal)
+            shown += os.read(terminal, 2**16).decode()
+        process.terminate()
+        assert await process.wait() == 0
+        os.close(terminal)
+    assert shown.count("LLAMA_ARG_DEFRAG_THOLD has no effect") == 1
+    before, _, banner = shown.replace("\r", "").partition("\n\n")
+    assert "the bundled model comes with trioserve" in before  # its process has logged that
+    url = re.search(r"url=(\S+)", before)
+    assert url is not None
+    assert banner.split() == [
+        *("page", url[1], "API", f"{url[1]}/v1", "model", "bundled", "stop", "Ctrl-C"),
+    ]

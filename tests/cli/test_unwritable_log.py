@@ -60,7 +60,7 @@ async def test_a_pipe_that_nobody_reads_any_more(tmp_path: Path) -> None:
             await ask(url)
     finally:
         os.close(writer)
-    assert "request ended" in (tmp_path / "log").read_text()
+    assert '"event": "request"' in (tmp_path / "log").read_text()
 
 
 async def test_a_pipe_whose_reader_does_not_read(tmp_path: Path) -> None:

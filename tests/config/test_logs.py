@@ -54,6 +54,26 @@ def test_pretty_lines_on_a_terminal() -> None:
     assert not stream.getvalue().startswith("{")
 
 
+def test_a_request_on_a_terminal_has_what_matters_and_no_control_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    logs.configure(Config(log_timestamps=False), stream)
+    log = structlog.stdlib.get_logger("trioserve.request")
+    about = {"method": "POST", "client": "::1", "agent": "curl/8", "request_id": "r1"}
+    tokens = {"prompt_tokens": 27, "cached_tokens": 26, "completion_tokens": 8, "task": 5}
+    times = {"queue_ms": 0.2, "ttft_ms": 26.4, "total_ms": 1520.0}
+    log.info("request", path="/a", status=200, model="m", **about, **tokens, **times)
+    log.warning("request", path="/\x1b[2J\n", status=500, error='not "it"', **about)
+    log.info("ready", path="a b", request_id="r1")
+    assert stream.getvalue().splitlines() == [
+        "info    POST /a 200 model=m tokens=27+8 cached=26 first=26ms total=1.5s client=::1/curl/8",
+        r'warning POST /\x1b[2J\n 500 error="not \"it\"" client=::1/curl/8 request_id=r1',
+        'info    ready path="a b"',
+    ]
+
+
 def test_the_form_can_be_forced() -> None:
     stream = Terminal()
     logs.configure(Config(log_format="json"), stream)

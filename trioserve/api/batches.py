@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import msgspec
 import trio
 
-from trioserve.api.base import answers, errors, sse
+from trioserve.api.base import answers, errors, request_log, sse
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import LONG, Reply, value_of
@@ -250,7 +250,9 @@ class Batches:
         async with caller.resources:
             incoming = Incoming.of_fields(caller.path, fields, held)
             reply = await self._app.reply_to(incoming, caller)
-            return await _written(batch, line.n, id_, caller, reply)
+            written = await _written(batch, line.n, id_, caller, reply)
+        request_log.tell(caller, reply.status, batch=batch.id)
+        return written
 
     def _may_begin(self) -> bool:
         return self._app.gate.phase.value is Phase.OPEN

@@ -26,7 +26,7 @@ from werkzeug.utils import get_content_type
 from trioserve.api.base.answers import Bytes
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import Data, Pieces, Reply
-from trioserve.api.base.routes import Query, Routes
+from trioserve.api.base.routes import Query, Routes, quiet
 from trioserve.api.openapi import gives
 from trioserve.errors import NotFoundError
 
@@ -118,6 +118,7 @@ async def index(query: Query, caller: Caller, app: AppState) -> Reply:
 
 
 @routes.get("/licenses.txt")
+@quiet
 @gives(str, "text/plain")
 async def licenses(query: Query, caller: Caller, app: AppState) -> Reply:
     """Serve the licenses of what the page is made with."""
@@ -125,6 +126,7 @@ async def licenses(query: Query, caller: Caller, app: AppState) -> Reply:
 
 
 @routes.get("/sw.js")
+@quiet
 @gives(str, "text/javascript")
 async def worker(query: Query, caller: Caller, app: AppState) -> Reply:
     """Serve a service worker that removes itself, and so what another server's page has left."""
@@ -132,6 +134,7 @@ async def worker(query: Query, caller: Caller, app: AppState) -> Reply:
 
 
 @routes.get("/assets/<name>")
+@quiet
 @gives(Bytes, "*/*")
 async def asset(query: Query, caller: Caller, app: AppState, name: str) -> Reply:
     """Serve a file of the page whose name says what is in it."""

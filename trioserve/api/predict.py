@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import trio
 
-from trioserve.api.base import errors, sse
+from trioserve.api.base import errors, request_log, sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
@@ -147,4 +147,6 @@ async def _ask(app: AppState, caller: Caller, path: str, fields: dict[str, Any])
         async with own.resources:
             reply = await app.reply_to(Incoming.of_fields(path, fields, held), own)
             make, size = await value_of(reply)
-            return await offload(make, size, LONG), size
+            value = await offload(make, size, LONG)
+        request_log.tell(own, reply.status)
+        return value, size

@@ -149,7 +149,8 @@ class AppState(Connections, Models):
                 raise self.not_found(incoming.path)
             return await answer(incoming, caller, {})
         except Exception as error:
-            return errors.reply(raised_alone(error), incoming.path)
+            caller.tally.error = raised_alone(error)
+            return errors.reply(caller.tally.error, incoming.path)
 
     @property
     def proxy(self) -> Proxy:

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias, cast
 import structlog
 import trio
 
-from trioserve.api.base import errors
+from trioserve.api.base import errors, request_log
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.reply import KeepAlive, Reply, value_of
+from trioserve.api.base.reply import Ending, KeepAlive, Reply, value_of
 from trioserve.api.base.routes import Route
 from trioserve.concurrency import Bell, Jobs, alongside, repeat
 from trioserve.config import Config
@@ -275,6 +275,17 @@ class StreamSession:
             self.failure = errors.known(raised_alone(group))
         finally:
             self._finish()
+            self._tell(caller)
+
+    def _tell(self, caller: Caller) -> None:
+        """Log the request, in place of the one that began it."""
+        reply, ended = self.reply, caller.tally
+        if isinstance(reply, Ending) and reply.failure is not None:
+            ended.error = reply.failure
+        elif self.failure is not None and ended.finish is None:
+            ended.error = self.failure
+        status = getattr(ended.error, "status", 500) if reply is None else reply.status
+        request_log.tell(caller, status, stream="resumable")
 
     async def _keep(self, reply: Reply) -> None:
         """Keep a stream. It never waits for a reader."""
@@ -457,7 +468,7 @@ class Sessions:
             self._by_conversation[key, conversation] = session
         if hidden:
             self._by_secret[hidden] = session
-        other = caller.another(without=ASKED_BY)
+        other, caller.is_told = caller.another(without=ASKED_BY), True
         caller.limits_left = lambda: other.limits_left()
         self._jobs.begin(partial(self._live, session, other, ask))
         return session

@@ -177,7 +177,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status.tell(Failed.of(message))
         note(message, RED)
         return 2
-    for each in parsed.notes:
+    # A router has the notes of its models' flags, too.
+    for each in dict.fromkeys(() if answers_calls else parsed.notes):
         _log.warning(each)
     try:
         if answers_calls and status.parent is not None and log is not None:

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 _log = get_logger("trioserve")
 
+#: From how many models on their names are not listed.
+_MANY = 6
+
 #: Connections that the kernel queues until the server accepts them.
 _BACKLOG = 1024
 
@@ -201,10 +204,11 @@ async def _serve(
             await serving.start(
                 partial(hypercorn.trio.serve, app, made, shutdown_trigger=stop.wait)
             )
-            for each in listening:
-                url = url_of(each, secure=config.ssl_cert_file is not None) + config.api_prefix
+            secure = config.ssl_cert_file is not None
+            urls = [url_of(each, secure=secure) + config.api_prefix for each in listening]
+            for url in urls:
                 _log.info("listening", url=url, model=model)
-            watching.start_soon(_follow_model, service, status, watching)
+            watching.start_soon(_follow_model, service, status, urls, watching)
         watching.cancel_scope.cancel()
 
 
@@ -248,8 +252,33 @@ def hypercorn_config(config: Config, listening: Sequence[socket.socket]) -> hype
     return made
 
 
+async def _until_loaded(fleet: Fleet, names: Sequence[str]) -> None:
+    """Wait until the models are loaded, or not, that are loaded before the first request."""
+    from trioserve.router.states import Status
+
+    begun = (Status.LOADING, Status.DOWNLOADING)
+    with fleet.subscribe() as news:
+        while any(fleet.state(name).value in begun for name in names):
+            await anext(news)
+
+
+def tell_how_to_use(config: Config, urls: Sequence[str], model: str) -> None:
+    """Say on a terminal, after all that was logged, what the user needs first."""
+    level, form = config.log_level, config.log_format
+    if not sys.stderr.isatty() or form == "json" or level not in ("debug", "info"):
+        return
+    url = next((each for each in urls if each.startswith(("http://", "https://"))), "")
+    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    page = [("page", url)] if config.ui and url else []
+    rows = [*page, ("API", f"{url}/v1" if url else urls[0]), ("model", model), ("stop", "Ctrl-C")]
+    sys.stderr.write("\n" + "".join(f"  {name:<7}{value}\n" for name, value in rows) + "\n")
+
+
 async def _follow_model(
-    service: Service | RouterService, status: Reporter, nursery: trio.Nursery
+    service: Service | RouterService,
+    status: Reporter,
+    urls: Sequence[str],
+    nursery: trio.Nursery,
 ) -> None:
     """Report each load and unload of the model. Starts garbage collection at the first load."""
     from trioserve.api.service import Service
@@ -258,12 +287,18 @@ async def _follow_model(
     await service.wait_loaded()
     nursery.start_soon(keep_collecting, lambda: service.memory.n_held)
     if not isinstance(service, Service):
-        _log.info("ready", models=len(service.fleet.catalog.entries))
+        fleet = service.fleet
+        names = [one.name for one in fleet.catalog.entries.values() if not one.hidden]
+        _log.info("ready", models=len(fleet.catalog.entries))
         status.tell(reports.Ready())
+        await _until_loaded(fleet, names)
+        few = ", ".join(names) if len(names) < _MANY else f"{len(names)}; /v1/models lists them"
+        tell_how_to_use(service.config, urls, few)
         return
     model = service.server.model
     _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
     advise(service.server)
+    tell_how_to_use(service.config, urls, model.info.name)
     status.tell(reports.Ready())
     told = ServerState.READY
     async for state in service.server.lifecycle.state.eventual_values():

@@ -701,7 +701,7 @@ class Config:
         choices=("auto", "on", "off"),
         help="whether pretty log lines have colors; auto = on a terminal")
     log_prefix: bool = _log(True, "--log-prefix | --no-log-prefix LLAMA_ARG_LOG_PREFIX",
-        help="begin each log line with its level and source")
+        help="begin each log line with its level, and in JSON with its source")
     log_timestamps: bool = _log(True,
         "--log-timestamps | --no-log-timestamps LLAMA_ARG_LOG_TIMESTAMPS",
         help="begin each log line with its time")

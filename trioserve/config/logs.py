@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import select
 import sys
 import threading
@@ -19,6 +20,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from trioserve.config import Config
+from trioserve.config.console import Console
 from trioserve.errors import ConfigError
 from trioserve.log import get_logger
 
@@ -143,11 +145,11 @@ def configure(
     if config.log_timestamps:
         form = "%H:%M:%S" if pretty and file is None else "iso"
         shared += [structlog.processors.TimeStamper(fmt=form, utc=form == "iso")]
-    colors = is_terminal if config.log_colors == "auto" else config.log_colors == "on"
-    console: Processor = structlog.dev.ConsoleRenderer(
-        colors=colors, pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
-    )
-    renderers = [console] if pretty else _JSON
+    is_colored = is_terminal and not os.environ.get("NO_COLOR")
+    colors = is_colored if config.log_colors == "auto" else config.log_colors == "on"
+    renderers: list[Processor] = _JSON
+    if pretty:
+        renderers = [structlog.processors.format_exc_info, Console(colors=colors)]
     if file is not None:
         renderers = [_copied_to(Sink(file, "the log file")), *renderers]
     ours = renderers if take is None else [structlog.processors.format_exc_info, _as_fields]

@@ -118,7 +118,7 @@ def sent_context(context: RequestContext) -> RequestContext:
     """Write a context: its times are seconds from now, as the clocks of processes differ."""
     now = trio.current_time()
     arrived = None if context.arrived is None else context.arrived - now
-    return attrs.evolve(context, deadline=context.deadline - now, arrived=arrived)
+    return attrs.evolve(context, deadline=context.deadline - now, arrived=arrived, tally=None)
 
 
 def context_in(sent: RequestContext) -> RequestContext:

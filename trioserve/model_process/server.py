@@ -78,7 +78,10 @@ def _asked(method: _Method) -> _Method:
     async def call(self: ChildServer, *args: Any, **kwargs: Any) -> Any:
         if is_of_client and self._client:
             kwargs["context"] = self._named(kwargs.get("context", ANYONE))
-        return await ask(self.line, method, *args, **kwargs)
+        answer = await ask(self.line, method, *args, **kwargs)
+        if is_of_client and (tally := kwargs.get("context", ANYONE).tally) is not None:
+            tally.n_prompt += sum(getattr(answer, "n_tokens", ()))  # of texts that are embedded
+        return answer
 
     return cast(_Method, call)
 
@@ -158,11 +161,20 @@ class ChildServer(ModelServer):
     def _streams(self, call: OpenCall, context: RequestContext) -> Iterator[list[Stream]]:
         """Make the streams of the tasks that a call has opened."""
         with self.memory.hold(context.client) as held:
-            streams = []
-            for mailbox, prompt in zip(call.mailboxes, call.prompts, strict=True):
-                held.grow(mailbox.n_prompt * BYTES_PER_TOKEN)
-                streams.append(Stream(prompt, mailbox, call.source, held))
-            yield streams
+            streams: list[Stream] = []
+            try:
+                for mailbox, prompt in zip(call.mailboxes, call.prompts, strict=True):
+                    held.grow(mailbox.n_prompt * BYTES_PER_TOKEN)
+                    streams.append(Stream(prompt, mailbox, call.source, held))
+                yield streams
+            finally:
+                self._count(context, streams)
+
+    def _count(self, context: RequestContext, streams: Sequence[Stream]) -> None:
+        """Add streams that have ended or are left to what their request came to."""
+        if context.tally is not None:
+            for each in streams:
+                context.tally.add(self.model.info.name, each)
 
     async def read_media(
         self, messages: Messages, hold: MemoryReservation, context: RequestContext

@@ -13,6 +13,7 @@ import attrs
 from trioserve.concurrency import deadline_scope
 from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import current_client, working_for
+from trioserve.server.tally import Tally
 from trioserve.types import CancelReason, GenerationParams, SamplingParams
 from trioserve.types.params import changed
 
@@ -40,6 +41,8 @@ class RequestContext:
     tracestate: str = attrs.field(default="", kw_only=True)
     #: The reason to log when the caller's scope is cancelled.
     on_cancel: CancelReason = attrs.field(default=CancelReason.CALLER, kw_only=True)
+    #: Counts what its tasks come to, in this process.
+    tally: Tally | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 
     def preparing(self) -> AbstractContextManager[None]:
         """Prepare the request in a block, for its client and until its deadline.

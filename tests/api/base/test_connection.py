@@ -83,8 +83,9 @@ async def test_a_client_that_goes_away_frees_its_slot(path: str, streaming: bool
                 await stream.send_all(post(path, body(stream=streaming)))
                 await until_in_use(service, 1)
             await until_in_use(service, 0)
-            await until(lambda: any(line["event"] == "request ended" for line in logs))
-        assert [line["cancelled"] for line in logs if "cancelled" in line] == ["disconnect"]
+            await until(lambda: any(line["event"] == "request" for line in logs))
+        (line,) = (line for line in logs if line["event"] == "request")
+        assert (line["status"], line["cancelled"]) == (200 if streaming else 499, "disconnect")
 
 
 async def test_a_client_that_goes_away_while_queued_is_forgotten() -> None:
@@ -155,11 +156,11 @@ async def test_a_client_that_stops_reading_is_cut_off(unread_tokens: int) -> Non
             async with connected(url) as stream:
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 await stream.send_all(post("/completion", body(stream=True)))
-                await until(lambda: any(line["event"] == "request ended" for line in logs))
+                await until(lambda: any(line["event"] == "request" for line in logs))
                 await until_in_use(service, 0)
                 # The server has closed its side, though nothing was read.
                 await until_broken(stream)
-        ends = [line for line in logs if line["event"] == "request ended"]
+        ends = [line for line in logs if line["event"] == "request"]
         assert [line["cancelled"] for line in ends] == ["stalled_reader"]
 
 

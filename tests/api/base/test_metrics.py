@@ -41,11 +41,12 @@ async def test_answers_are_counted_by_route_and_status() -> None:
 
 
 async def test_a_router_counts_what_it_forwards() -> None:
-    async with routed({"one": answering("a")}, metrics_endpoint=True) as router:
+    backends = {"one": answering("a"), "two": None}
+    async with routed(backends, metrics_endpoint=True) as router:
         await router.client.post("/v1/chat/completions", json={**CHAT, "model": "one"})
         await router.client.post("/v1/chat/completions", json={**CHAT, "model": "none"})
         text = (await router.client.get("/metrics")).text
     assert answers(text) == {
         '{route="/v1/chat/completions",status="200"}': 1,
-        '{route="/v1/chat/completions",status="400"}': 1,
+        '{route="/v1/chat/completions",status="404"}': 1,
     }

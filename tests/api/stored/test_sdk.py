@@ -228,7 +228,8 @@ async def test_lines_that_cannot_be_answered() -> None:
         assert [(e.line, e.param) for e in failed.errors.data or ()] == [
             (2, None), (3, "url"), (4, "custom_id"),
         ]  # fmt: skip
-        mixed = over(client, begin(client, [line(0, HI), line(1, {**HI, "model": "none"})]))
+        asked = {**HI, "model": "a"}
+        mixed = over(client, begin(client, [line(0, asked), line(1, {**HI, "model": "none"})]))
         assert mixed.status == "completed"
         (good,), (bad,) = (
             lines_in(client, id_) for id_ in (mixed.output_file_id, mixed.error_file_id)
@@ -241,7 +242,7 @@ async def test_lines_that_cannot_be_answered() -> None:
         assert bad["response"]["body"]["error"] == refused.value.body
         assert "none" in refused.value.message
 
-    async with routed({"a": answering("Hello")}) as router:
+    async with routed({"a": answering("Hello"), "b": None}) as router:
         await trio.to_thread.run_sync(use, router.url)
 
 

@@ -22,6 +22,7 @@ from trioserve.server.context import ANYONE, RequestContext
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.limits.rates import Remaining
 from trioserve.server.model_server import ModelServer
+from trioserve.server.tally import Tally
 from trioserve.types import CancelReason
 
 _T = TypeVar("_T")
@@ -52,6 +53,8 @@ class Caller:
         wait_until: when it waits no longer for its model.
         on_wait: called with where it stands, while it waits for its model.
         servers: that it uses, by name.
+        tally: what its tasks came to.
+        is_told: whether what works for it in its place logs it.
         resources: what is open until the answer has been sent. The maker of a caller unwinds
             these, in the request's own task.
     """
@@ -71,6 +74,8 @@ class Caller:
     wait_until: float = math.inf
     on_wait: Callable[[Any], None] | None = None
     servers: dict[str, ModelServer] = attrs.field(factory=dict)
+    tally: Tally = attrs.field(factory=Tally)
+    is_told: bool = False
     resources: AsyncExitStack = attrs.field(factory=AsyncExitStack)
 
     @classmethod
@@ -126,6 +131,7 @@ class Caller:
             traceparent=headers.get("traceparent", ""),
             tracestate=headers.get("tracestate", ""),
             on_cancel=CancelReason.DISCONNECT,
+            tally=self.tally,
             **more,
         )
 
@@ -190,7 +196,7 @@ class Caller:
         """
         headers = Headers([each for each in self.headers if each[0].lower() not in without])
         held, resources = self.held.detach(), AsyncExitStack()
-        return attrs.evolve(self, held=held, resources=resources, headers=headers)
+        return attrs.evolve(self, held=held, resources=resources, headers=headers, tally=Tally())
 
 
 def waited(caller: Caller) -> float:

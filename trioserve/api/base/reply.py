@@ -284,9 +284,11 @@ class Ending(Reply):
     Attributes:
         writer: writes them, and knows how far they are.
         at_end: called with what is sent last, before it is; gives what is sent in its place.
+        failure: why they ended early; None: they did not.
     """
 
     writer: Any
+    failure: Exception | None = None
     at_end: Callable[[bytes], Awaitable[bytes]] | None = None
 
 
@@ -375,7 +377,7 @@ class Stream(Ending, Generic[_E]):
                 if running and data:
                     yield data
         except Exception as error:  # the status is sent: an event has to say it
-            data = self.on_error(error)
+            data, self.failure = self.on_error(error), error
         yield Last(data if self.at_end is None else await self.at_end(data))
 
 

@@ -91,6 +91,7 @@ class Route:
         about_answer: whether requests are about an answer that another one began: only its server
             knows it.
         manages: whether it changes the server, or what other clients have.
+        is_quiet: whether its requests are logged at the level of debug, unless they are refused.
     """
 
     method: str
@@ -106,6 +107,7 @@ class Route:
     waiting: Waiting = _told("waiting", _LOADED)
     about_answer: bool = _told("about_answer", False)
     manages: bool = _told("manages", False)
+    is_quiet: bool = _told("is_quiet", False)
     _reads: Callable[[bytes], Any] | None = _told("reads")
     _check_first: Callable[[Any], object] | None = _told("check_first")
     _check_kind: Callable[[ModelServer], object] | None = _told("check_kind")
@@ -246,6 +248,9 @@ def tells(**told: Any) -> Callable[[_Handler], _Handler]:
 
 #: Marks a handler that changes the server, or what other clients have.
 manages = tells(manages=True)
+
+#: Marks a handler that programs and pages ask again and again.
+quiet = tells(is_quiet=True)
 
 #: Marks a handler whose requests are about an answer that another request began.
 about_answer = tells(about_answer=True)

@@ -138,7 +138,8 @@ class App(QuartTrio):
         try:
             outgoing = await self._answer(request)
         except Exception as error:
-            outgoing = await _outgoing(errors.reply(self._known(error, caller.path), caller.path))
+            known = caller.tally.error = self._known(error, caller.path)
+            outgoing = await _outgoing(errors.reply(known, caller.path))
             if isinstance(error, MethodNotAllowed):
                 outgoing.headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
         self._finish(request, outgoing)
@@ -146,8 +147,10 @@ class App(QuartTrio):
 
     async def _answer(self, request: Request) -> Outgoing:
         served, values, problem = self._find(request)
-        request.route = None if served is None else served.route
+        if served is not None:
+            request.route, request.is_quiet = served.route, served.route.is_quiet
         if request.method == "OPTIONS":  # a preflight request: browsers send no key
+            request.is_quiet = True
             return await _outgoing(Data())  # 200, as in llama-server
         server = request.scope.get("server") or ("",)  # none: a Unix socket
         self._sites.check(request.path, request.headers, server[0])
@@ -160,12 +163,13 @@ class App(QuartTrio):
                     answer = other
             reply = await answer(self._incoming(request), request.caller, values)
         elif isinstance(problem, NotFound) and self.otherwise is not None:
+            request.is_quiet = True
             reply = await self.otherwise(request.method, request.path)
         elif problem is not None:
             raise problem
         else:
             return await _of_quart(await self.handle_request(request))
-        request.keep_alive = reply.keep_alive
+        request.reply, request.keep_alive = reply, reply.keep_alive
         request.is_ready = isinstance(reply, Stream) and reply.has_output()
         return await _outgoing(reply)
 

@@ -33,11 +33,14 @@ from quart_trio.wrappers import TrioRequest
 from werkzeug.datastructures import Headers
 from werkzeug.exceptions import RequestEntityTooLarge
 
+from trioserve.api.base import request_log
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.reply import KeepAlive, Last
+from trioserve.api.base.reply import Ending, KeepAlive, Last, Reply
+from trioserve.api.base.request_log import CLIENT_LEFT
 from trioserve.api.base.routes import Route
+from trioserve.api.edge.access import PUBLIC_RULES
 from trioserve.concurrency import Bell, Patience, alongside
-from trioserve.errors import BodyTimeoutError, PayloadTooLargeError, TrioServeError
+from trioserve.errors import BodyTimeoutError, PayloadTooLargeError, TrioServeError, first_error
 from trioserve.types import CancelReason
 
 if TYPE_CHECKING:
@@ -140,6 +143,10 @@ class Request(TrioRequest):
         overload: why its body was not kept.
         keep_alive: what is sent in silence.
         is_ready: whether the first part of its answer is there with the head.
+        reply: its answer, if that began.
+        status: of the answer, once its head is sent.
+        is_sent: whether all of it is.
+        is_quiet: whether it is logged at the level of debug, unless it is refused.
     """
 
     body_class = Body  # type: ignore[assignment]
@@ -150,6 +157,10 @@ class Request(TrioRequest):
     overload: TrioServeError | None = None
     keep_alive: KeepAlive | None = None
     is_ready: bool = False
+    reply: Reply | None = None
+    status: int = CLIENT_LEFT
+    is_sent: bool = False
+    is_quiet: bool = False
 
     async def receive_whole(self, max_size: int | None, patience: float) -> bytes:
         """Receive the body, which is not kept.
@@ -295,10 +306,22 @@ class Connection(TrioASGIHTTPConnection):
                 address=address_of(request),
                 headers=headers,
             )
-            with trio.CancelScope() as scope:
-                receiving = partial(self.handle_messages, scope, request, receive)
-                async with alongside(partial(self._sender.beside, receiving)) as nursery:
-                    await self.handle_request(nursery, request, self._sender)
+            cut: str | None = None
+            try:
+                cut = await self._run(request, receive)
+            except BaseException as raised:
+                cut = _why(raised, request.caller)
+                raise
+            finally:
+                _tell(request, cut)
+
+    async def _run(self, request: Request, receive: ASGIReceiveCallable) -> str | None:
+        """Run a request. Returns why it was cut off; None: it was not."""
+        with trio.CancelScope() as scope:
+            receiving = partial(self.handle_messages, scope, request, receive)
+            async with alongside(partial(self._sender.beside, receiving)) as nursery:
+                await self.handle_request(nursery, request, self._sender)
+        return CancelReason.DISCONNECT.value if scope.cancelled_caught else None
 
     async def handle_messages(  # type: ignore[override]
         self, scope: trio.CancelScope, request: QuartRequest, receive: ASGIReceiveCallable
@@ -344,6 +367,7 @@ class Connection(TrioASGIHTTPConnection):
         async with request.caller.resources:
             response = await self.app.respond(request)
             self._answered = True
+            request.status = response.status
             request.body.clear()
             headers = encode_headers(response.headers)
             if _has_body(request) and not request.received.is_set():
@@ -355,8 +379,10 @@ class Connection(TrioASGIHTTPConnection):
             if request.keep_alive is not None:
                 send.keep_alive(request.keep_alive)
             last = await self._send_body(() if request.method == "HEAD" else response.pieces)
+            request.is_sent = not last
             await _linger(request)
             await send.close(_part(last, more=False))
+            request.is_sent = True
             await _linger(request)  # until Hypercorn has closed the connection, take what comes
 
     async def _send_body(self, pieces: Iterable[bytes] | AsyncIterable[bytes]) -> bytes:
@@ -371,6 +397,28 @@ class Connection(TrioASGIHTTPConnection):
                     return part
                 await self._sender(_part(part))
         return b""
+
+
+def _why(raised: BaseException, caller: Caller) -> str | None:
+    """Why a request is cut off by what it raised; None: it has failed, which its caller notes."""
+    error = first_error(raised)
+    if isinstance(error, trio.Cancelled):
+        return error.reason or CancelReason.SHUTDOWN.value
+    caller.tally.error = error
+    return None
+
+
+def _tell(request: Request, cut: str | None) -> None:
+    """Log a request that has been answered, or cut off."""
+    caller, route, status = request.caller, request.route, request.status
+    if caller.is_told:
+        return
+    if isinstance(request.reply, Ending) and request.reply.failure is not None:
+        caller.tally.error = request.reply.failure
+    path = None if route is None or not route.path.startswith(PUBLIC_RULES) else route.path
+    more = {} if cut is None or request.is_sent else {"cancelled": cut}
+    is_quiet = request.is_quiet and (status < 400 or status == 503)  # 503: not ready yet
+    request_log.tell(caller, status, path, is_quiet=is_quiet, **more)
 
 
 async def _linger(request: Request) -> None:

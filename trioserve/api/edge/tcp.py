@@ -48,7 +48,7 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.typing import ConnectionState
 
-from trioserve.api.base import errors, sse
+from trioserve.api.base import errors, request_log, sse
 from trioserve.api.connections import NAME, Connections
 from trioserve.api.edge.connection import HOLD, network_of
 from trioserve.concurrency import TURN, Patience
@@ -191,6 +191,8 @@ class HTTP1(H11Protocol):
     async def _refuse(self, error: TrioServeError, status: int) -> None:
         """End the connection because of what the client has sent."""
         self._is_closed = True
+        address = "-" if self.client is None else network_of(self.client[0])
+        request_log.tell_refused(address, status, error)
         self._scope.cancel(reason=CancelReason.DISCONNECT.value)
         if self.connection.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             await self.send(RawData(data=_last_response(error, status)))
@@ -480,6 +482,7 @@ class TCPConnection(TCPServer):
     async def _refuse(self, error: UnavailableError) -> None:
         """Respond that there are too many connections, without reading a request."""
         state = self._state
+        request_log.tell_refused(self._address, error.status, error)
         stream: Any = self.stream  # Hypercorn's annotation knows TLS only
         is_plain, waits = hasattr(stream, "send_eof"), state.n_refused < _MAX_REFUSED
         if not waits and not is_plain:

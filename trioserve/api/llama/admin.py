@@ -14,7 +14,7 @@ from trioserve.api.base.described import Model, ModelList, page
 from trioserve.api.base.fields import NAME, MismatchError, RequestBody, field, json_type, text
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import KeepAlive, Pieces, Reply, json
-from trioserve.api.base.routes import Query, Routes, manages
+from trioserve.api.base.routes import Query, Routes, manages, quiet
 from trioserve.api.openapi import gives, takes
 from trioserve.concurrency import Feed
 from trioserve.config.keys import Key
@@ -30,6 +30,7 @@ of_model = Routes(of_model=True)
 @routes.get("/health")
 @routes.get("/v1/health")
 @routes.get("/health/ready")
+@quiet
 @gives(Health)
 async def ready(query: Query, caller: Caller, models: Models) -> Reply:
     """Say whether requests are taken. The list of models has the state of each."""
@@ -38,6 +39,7 @@ async def ready(query: Query, caller: Caller, models: Models) -> Reply:
 
 
 @routes.get("/health/live")
+@quiet
 @gives(Health)
 async def live(query: Query, caller: Caller, models: Models) -> Reply:
     """Say whether the engine works. A model that loads is alive."""
@@ -67,6 +69,7 @@ async def set_props(query: Query, caller: Caller, models: Models) -> Reply:
 
 
 @routes.get("/metrics")
+@quiet
 @takes(None, query={"model": "of many models, the metrics of this one only, as it has them"})
 @gives(str, "text/plain")
 async def metrics(query: Query, caller: Caller, models: Models) -> Reply:
@@ -75,6 +78,7 @@ async def metrics(query: Query, caller: Caller, models: Models) -> Reply:
 
 
 @routes.get("/v1/metrics")
+@quiet
 @takes(None, query={"model": "of many models, the metrics of this one only"})
 @gives(Metrics)
 async def metrics_as_json(query: Query, caller: Caller, models: Models) -> Reply:

@@ -13,7 +13,7 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import RequestBody, field
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Reply, json
-from trioserve.api.base.routes import Query, Routes, manages
+from trioserve.api.base.routes import Query, Routes, manages, quiet
 from trioserve.api.base.settings import generation_settings
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
@@ -104,6 +104,7 @@ class SlotsAndQueue(Answer):
 
 
 @routes.get("/slots")
+@quiet
 @takes(
     None,
     query={

@@ -150,7 +150,7 @@ class _Late:
         with trio.move_on_after(sse.SOON if self._tells_place else self._interval):
             return await anext(self._found)
         return Pieces(
-            pieces=self._pieces(caller.path),
+            pieces=self._pieces(caller),
             headers=dict(sse.HEADERS),
             content_type=self._route.streams,
             keep_alive=KeepAlive(self._interval, self._beat),
@@ -173,9 +173,9 @@ class _Late:
             return self._say(self._status)
         return await self._inner.keep_alive.comment() if self._inner.keep_alive else b""
 
-    async def _pieces(self, path: str) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, caller: Caller) -> AsyncGenerator[bytes, None]:
         # An async generator, so no nursery or cancel scope may be open at a `yield`.
-        said, inner = b"", None
+        said, inner, path = b"", None, caller.path
         patience = sse.LOOK_INTERVAL if self._tells_place else math.inf
         try:
             while inner is None:
@@ -185,6 +185,7 @@ class _Late:
                 with trio.move_on_after(patience):
                     inner = await anext(self._found)
         except TrioServeError as error:
+            caller.tally.error = error
             yield errors.last_event(path, error)
             return
         self._inner = inner

@@ -311,6 +311,8 @@ class Requests:
                     yield stream
             finally:
                 dispatcher.close(mailbox)
+                if context.tally is not None:
+                    context.tally.add(self._loop.info.name, stream)
                 if settle is not None:
                     settle(n_prompt + mailbox.n_output)
                 if stream.finished is not None:

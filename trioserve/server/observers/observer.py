@@ -245,7 +245,7 @@ def observed_recording(
 
 
 class RequestLog:
-    """The observer that logs a line when a request starts and one when it has ended.
+    """The observer that logs a line when a task starts and one when it has ended, to debug.
 
     The second line has the token counts, the speeds, and exactly one of ``finish``, ``error`` and
     ``cancelled``.
@@ -257,10 +257,10 @@ class RequestLog:
         return get_logger("trioserve.request").bind()
 
     def on_event(self, event: Event) -> None:
-        """Log an event, as a warning if it is a failure."""
+        """Log an event, as a warning if the server is to blame."""
         match event:
             case RequestStarted(request):
-                self._log.info(
+                self._log.debug(
                     "request started",
                     task=request.task_id,
                     model=request.model,
@@ -301,12 +301,14 @@ class RequestLog:
             facts["ttft_ms"] = round(timings.queue_ms + timings.prompt_ms, 1)
         facts["total_ms"] = round(end.total_s * 1e3, 1)
         if end.finish is not None:
-            self._log.info("request ended", **facts, finish=end.finish.value)
+            self._log.debug("request ended", **facts, finish=end.finish.value)
         elif end.cancelled is not None:
-            self._log.info("request ended", **facts, cancelled=end.cancelled.value)
+            self._log.debug("request ended", **facts, cancelled=end.cancelled.value)
         else:
             error = end.error
             message = error.message if isinstance(error, TrioServeError) else repr(error)
             if error is not None and error.__cause__ is not None:
                 facts["cause"] = repr(error.__cause__)
-            self._log.warning("request failed", **facts, error=message)
+            is_ours = not isinstance(error, TrioServeError) or error.status == 500
+            log = self._log.warning if is_ours else self._log.debug
+            log("request failed", **facts, error=message)
