@@ -14,6 +14,7 @@ from typing import Self
 import attrs
 
 from trioserve.config import Config
+from trioserve.config.checks import without_drafts
 from trioserve.errors import ModelLoadError
 from trioserve.models import gguf, resolve
 from trioserve.models.gguf import GgufName
@@ -100,7 +101,7 @@ def choose(config: Config) -> Choice | None:
 def _choose(config: Config) -> Choice:
     others = tuple(name for name in config.spec_type if name != "auto") or (_NGRAMS,)
     if config.serves_embeddings:
-        return Choice(config.without_drafts(), "none: the model generates no text")
+        return Choice(without_drafts(config), "none: the model generates no text")
     path = config.spec_draft_model
     if path is not None:
         named = _File.read(resolve(path))
