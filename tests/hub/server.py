@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import attrs
 
@@ -133,6 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self.answer(status, b"", headers)
         if self.server.name == "cdn":
             return self.send_content(path)
+        if path == "/api/models":
+            return self.send_found(parse_qs(urlsplit(self.path).query))
         words = path.strip("/").split("/")
         repo = "/".join(words[2:4] if words[0] == "api" else words[:2])
         if repo not in hub.repos:
@@ -156,6 +158,12 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             siblings = [{"rfilename": path} for path in files]
             self.answer_json({"id": repo, "sha": commit, "siblings": siblings})
+
+    def send_found(self, query: dict[str, list[str]]) -> None:
+        """List the repositories with a word in their names."""
+        (word,) = query["search"]
+        repos = [repo for repo in self.server.hub.repos if word in repo]
+        self.answer_json([{"id": repo, "downloads": 7, "tags": []} for repo in repos])
 
     def send_file(self, repo: str, path: str) -> None:
         hub = self.server.hub

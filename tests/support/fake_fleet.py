@@ -124,6 +124,9 @@ class FakeFleet:
     def loaded(self) -> dict[str, ModelChild]:
         return self.children
 
+    async def set(self, entry: ModelEntry, args: tuple[str, ...]) -> None:
+        self.calls.append((" ".join(("set", *args)), entry.name))
+
     async def load(self, entry: ModelEntry) -> None:
         if entry.name in self.children:
             raise InvalidRequestError("model is already running")

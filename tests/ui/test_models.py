@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def test_models_are_loaded_unloaded_and_deleted(router: Routed, visitor: Visitor
     done: list[str] = []
     page.on("response", lambda answer: done.append(f"{answer.request.method} {answer.status}"))
     with page.expect_response("**/models/load"):
-        menu.get_by_role("button", name="Load seeing").click()
+        menu.get_by_role("button", name="Load seeing", exact=True).click()
     with page.expect_response("**/models/unload"):
         menu.get_by_role("button", name="Unload toy").click()
     with page.expect_response("**/v1/models"):
@@ -119,33 +120,88 @@ def test_models_are_loaded_unloaded_and_deleted(router: Routed, visitor: Visitor
     assert any(one.endswith("/models?model=seeing") for one in done)
 
 
-def test_a_model_is_downloaded(router: Routed, visitor: Visitor) -> None:
-    page = visitor.visit(router.url)
-    menu = open_menu(page)
-    visitor.expect("status of 400")
-    field = menu.get_by_role("combobox", name="A model of Hugging Face")
-    field.fill("no model")
-    menu.get_by_role("button", name="Download").click()
-    expect(page.get_by_role("alert").or_(page.locator(".toast"))).to_contain_text("no model")
-    wanted = "ggml-org/some-GGUF:Q4_K_M"
-    coming = {"url": {"done": 30, "total": 120}, "other": {"done": 0, "total": 30}}
-    listed = {"id": wanted, "status": {"value": "downloading", "progress": coming}}
+WANTED = "ggml-org/some-GGUF:Q4_K_M"
 
-    def begin(route: Route) -> None:
-        assert route.request.post_data_json == {"model": wanted}
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_model_is_found_estimated_and_downloaded(
+    router: Routed, visitor: Visitor, look: str, tmp_path: Path
+) -> None:
+    page = visitor.visit(router.url, device_scale_factor=2, **LOOKS[look])
+    gigabyte = 1_000_000_000
+    listed = {"id": WANTED, "status": {"value": "downloading", "progress": {}}}
+    files = {"url": {"done": 3 * gigabyte, "total": 5 * gigabyte}}
+
+    def hub(route: Route) -> None:
+        offers = [{"name": WANTED, "size": 3 * gigabyte}, {"name": "b:BF16", "size": 20 * gigabyte}]
+        repos = [{"id": "ggml-org/some-GGUF", "downloads": 12_345, "likes": 67}]
+        data = offers if "repo=" in route.request.url else repos
+        route.fulfill(json={"data": data, "free": 8 * gigabyte})
+
+    def download(route: Route) -> None:
+        if route.request.method != "POST":
+            return route.fallback()
+        assert route.request.post_data_json == {"model": WANTED}
+        listed["status"]["progress"] = files  # type: ignore[index]
         page.route("**/v1/models", lambda one: one.fulfill(json={"data": [listed]}))
-        route.fulfill(json={"success": True, "model": wanted})
+        return route.fulfill(json={"success": True, "model": WANTED})
 
-    page.route(
-        "**/models",
-        lambda route: begin(route) if route.request.method == "POST" else route.fallback(),
-    )
-    field.fill(wanted)
-    menu.get_by_role("button", name="Download").click()
-    expect(field).to_have_value("")
-    row = menu.get_by_role("listitem").filter(has_text="some-GGUF")
-    expect(row).to_contain_text("is being downloaded, 20%")
-    expect(row.get_by_role("button", name="Cancel some-GGUF:Q4_K_M")).to_be_visible()
+    page.route("**/models/hub*", hub)
+    needs = {"memory": 4 * gigabyte, "free": 8 * gigabyte}
+    page.route("**/models/estimate", lambda route: route.fulfill(json=needs))
+    page.route("**/models", download)
+    open_menu(page).get_by_role("button", name="Get models…").click()
+    dialog = page.get_by_role("dialog", name="Get models")
+    dialog.get_by_role("searchbox").fill("some")
+    dialog.get_by_role("button", name="Search", exact=True).click()
+    dialog.get_by_text("ggml-org/some-GGUF").click()
+    expect(dialog).to_contain_text("12.3K downloads · 67 likes")
+    rows = dialog.get_by_role("group").get_by_role("listitem")
+    expect(rows.nth(1)).to_contain_text("larger than the free memory")
+    rows.first.get_by_role("button", name="Does it fit?").click()
+    expect(rows.first).to_contain_text("fits: needs 4.0 GB, 8.0 GB of RAM are free")
+    rows.first.get_by_role("button", name="Download").click()
+    coming = dialog.get_by_role("list", name="Downloads").get_by_role("listitem")
+    expect(coming).to_contain_text("some-GGUF:Q4_K_M3.0 GB of 5.0 GB")
+    assert violations(page) == []
+    assert not scrolls_sideways(page)
+    shoot(page, f"get-models-{look}", tmp_path)
+    page.route("**/models/unload", lambda route: route.fulfill(json={"success": True}))
+    files["url"]["done"] = 4 * gigabyte
+    expect(coming).to_contain_text(re.compile(r"4.0 GB of 5.0 GB · .+/s · .+ left"))
+    listed["id"] = "another"
+    coming.get_by_role("button", name="Pause").click()
+    expect(coming.filter(has_text="some")).to_contain_text("paused")
+    listed["id"], listed["status"] = WANTED, {"value": "downloading", "progress": files}
+    coming.filter(has_text="some").get_by_role("button", name="Resume").click()
+    expect(coming).to_have_count(1)
+    listed["status"] = {"value": "unloaded"}
+    expect(page.get_by_text("some-GGUF:Q4_K_M is here.")).to_be_visible()
+
+
+def test_a_model_is_loaded_with_settings(router: Routed, visitor: Visitor) -> None:
+    page = visitor.visit(router.url)
+    asked: list[Any] = []
+
+    def estimate(route: Route) -> None:
+        asked.append(route.request.post_data_json)
+        route.fulfill(json={"memory": 4_000_000_000, "free": 3_000_000_000})
+
+    page.route("**/models/estimate", estimate)
+    open_menu(page).get_by_role("button", name="Load seeing with settings…").click()
+    dialog = page.get_by_role("dialog", name="Load seeing")
+    dialog.get_by_label("Context").fill("8192")
+    dialog.get_by_label("Type of keys in the KV cache").select_option("q8_0")
+    says = dialog.locator("form").get_by_role("status")
+    expect(says).to_contain_text("does not fit: needs 4.0 GB, 3.0 GB of RAM are free")
+    sent = {"model": "seeing", "ctx_size": 8192, "cache_type_k": "q8_0"}
+    with page.expect_request("**/models/load") as load:
+        dialog.get_by_role("button", name="Load", exact=True).click()
+    assert load.value.post_data_json == asked[-1] == sent
+    expect(dialog).to_be_hidden()
+    flags = "set --ctx-size 8192 --cache-type-k q8_0"
+    assert router.fleet.calls[-2:] == [(flags, "seeing"), ("load", "seeing")]
+    expect(dialog).to_be_hidden()
 
 
 @pytest.mark.parametrize("look", LOOKS)

@@ -63,6 +63,7 @@ from trioserve.store import Records, Store, open_store
 from trioserve.tools.registry import ToolRegistry
 
 if TYPE_CHECKING:
+    from trioserve.router.prospects import Prospects
     from trioserve.router.states import FleetEvent
 
 _T = TypeVar("_T")
@@ -478,9 +479,11 @@ class Service(AppState):
         assert server.metrics is not None
         return server, server.metrics
 
-    async def load(self, name: str, caller: Caller) -> None:
+    async def load(self, name: str, caller: Caller, *, args: tuple[str, ...] = ()) -> None:
         """Load the model, if it sleeps, and wait for that. Raises as `check_ready`."""
         server = self._named(name, caller)
+        if args:
+            raise _only_one()
         await caller.keep_awake(server, caller.context())
         self.check_ready()
 
@@ -490,6 +493,11 @@ class Service(AppState):
 
     async def download(self, name: str, caller: Caller, *, again: bool = False) -> str:
         """Refuse to download a model."""
+        raise _only_one()
+
+    @property
+    def prospects(self) -> Prospects:
+        """Refuse: the model is chosen."""
         raise _only_one()
 
     async def remove(self, name: str, caller: Caller) -> None:

@@ -39,6 +39,7 @@ from trioserve.model_process.connection import ask
 from trioserve.model_process.server import ChildServer
 from trioserve.ray.prefix_affinity import RoutingHint, hint_of
 from trioserve.ray.replicas import ModelTarget, NoReplicaError, Replicas
+from trioserve.router.prospects import Prospects
 from trioserve.router.states import FleetEvent
 from trioserve.server.model_server import ModelServer
 from trioserve.server.observers.observer import RequestLog
@@ -368,8 +369,10 @@ class RayState(Lender):
             measured[target.name] = await self._broadcast(target, "/metrics", text)
         return measured
 
-    async def load(self, name: str, caller: Caller) -> None:
+    async def load(self, name: str, caller: Caller, *, args: tuple[str, ...] = ()) -> None:
         """Load a model in a replica, if it sleeps."""
+        if args:
+            _refuse()
         await caller.keep_awake(await self.use(name, caller), caller.context())
 
     async def unload(self, name: str, caller: Caller) -> None:
@@ -378,6 +381,11 @@ class RayState(Lender):
 
     async def download(self, name: str, caller: Caller, *, again: bool = False) -> str:
         """Refuse to download a model."""
+        _refuse()
+
+    @property
+    def prospects(self) -> Prospects:
+        """Refuse: models are chosen when the application is made."""
         _refuse()
 
     async def remove(self, name: str, caller: Caller) -> None:

@@ -70,6 +70,14 @@ class _Model:
     deaths: Deaths = attrs.field(factory=Deaths)
 
 
+@attrs.frozen
+class Needs:
+    """Bytes that a model would need, and the RAM that is free for it; None: not known."""
+
+    memory: int
+    free: int | None
+
+
 class Fleet(EnteredOnce):
     """The models of a catalog, each in a separate process.
 
@@ -272,12 +280,35 @@ class Fleet(EnteredOnce):
             ServerClosingError: the fleet is closing.
         """
         self._gate.check()
-        if self._schedule.may_serve(entry.name):
-            raise InvalidRequestError(f"The model {entry.name!r} is running already.")
+        self._check_idle(entry)
         self._model(entry).deaths.forget()
         self._schedule.release(entry.name)
         self._schedule.want(entry.name)
         self._turn()
+
+    def _check_idle(self, entry: ModelEntry) -> None:
+        if self._schedule.may_serve(entry.name):
+            raise InvalidRequestError(f"The model {entry.name!r} is running already.")
+
+    async def set(self, entry: ModelEntry, args: tuple[str, ...]) -> None:
+        """Have a model loaded with other flags from now on, until the fleet ends.
+
+        Raises:
+            InvalidRequestError: it is loaded already, or will be.
+        """
+        self._check_idle(entry)
+        await trio.to_thread.run_sync(self.catalog.set, entry.name, args)
+        self._model(entry).entry = self.catalog.entries[entry.name]
+        self._schedule.forget(entry.name)
+
+    async def needs(self, entry: ModelEntry) -> Needs:
+        """Estimate the memory that a model would take; it need not be in the catalog.
+
+        Raises:
+            ModelLoadError: the model cannot be used.
+        """
+        found = await estimate(self._launcher, entry)
+        return Needs(memory=found.need, free=await self.room())
 
     async def unload(self, entry: ModelEntry) -> None:
         """Begin to stop a model, which gets its `stop_timeout`. One that still loads is killed.
@@ -476,6 +507,14 @@ class Fleet(EnteredOnce):
         if found.free is not None:
             self._schedule.limit(found.free + total)
         return total
+
+    async def room(self) -> int | None:
+        """The bytes of RAM that models may take, without those that others keep; None: unknown."""
+        children = self._children()
+        found = await self._measure([child.pid for child in children if child.pid is not None])
+        used = sum(kept for _, kept in found.processes.values())
+        most = 0 if self._schedule.is_measured else self._schedule.max_memory
+        return max(0, most - used) if most else found.free
 
     def _not_estimated(self, model: _Model, error: TrioServeError) -> None:
         """Refuse those who wait, and others for a while if the estimate fails too often."""

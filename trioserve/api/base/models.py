@@ -19,6 +19,7 @@ from trioserve.server.model_server import ModelServer
 from trioserve.types import GenerationParams, Modalities
 
 if TYPE_CHECKING:
+    from trioserve.router.prospects import Prospects
     from trioserve.router.states import FleetEvent
 
 
@@ -157,8 +158,8 @@ class Models(ABC):
     # -- commands
 
     @abstractmethod
-    async def load(self, name: str, caller: Caller) -> None:
-        """Have a model loaded."""
+    async def load(self, name: str, caller: Caller, *, args: tuple[str, ...] = ()) -> None:
+        """Have a model loaded; `args` are flags beside those that it has."""
 
     @abstractmethod
     async def unload(self, name: str, caller: Caller) -> None:
@@ -167,6 +168,11 @@ class Models(ABC):
     @abstractmethod
     async def download(self, name: str, caller: Caller, *, again: bool = False) -> str:
         """Begin to download a model from the hub; returns its name. See `Downloads.start`."""
+
+    @property
+    @abstractmethod
+    def prospects(self) -> Prospects:
+        """Models that could be downloaded. Raises NotSupportedError where none can."""
 
     @abstractmethod
     async def remove(self, name: str, caller: Caller) -> None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import msgspec
 
 from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer, Health, Metrics, Properties, Success
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.described import Model, ModelList, page
-from trioserve.api.base.fields import NAME, MismatchError, RequestBody, field, json_type, text
+from trioserve.api.base.fields import (
+    NAME,
+    MismatchError,
+    RequestBody,
+    field,
+    integer_in,
+    json_type,
+    one_of,
+    text,
+)
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import KeepAlive, Pieces, Reply, json
 from trioserve.api.base.routes import Query, Routes, manages, quiet
@@ -22,6 +32,9 @@ from trioserve.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from trioserve.router.states import FleetEvent
+
+#: Characters of a search that the hub is sent.
+_MAX_WORDS = 200
 
 routes = Routes()
 of_model = Routes(of_model=True)
@@ -106,6 +119,46 @@ class ModelRequest(RequestBody):
     model: str = field(read=_name)
 
 
+#: Data types of the cache that can be chosen; see `--cache-type-k`.
+_cache_type = one_of("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+
+@attrs.frozen(kw_only=True)
+class LoadRequest(ModelRequest):
+    """A request to load a model, perhaps with other settings than it has."""
+
+    ctx_size: int | None = field(read=integer_in(0), default=None)
+    parallel: int | None = field(read=integer_in(1, 256), default=None)
+    n_gpu_layers: int | None = field(read=integer_in(0, 10_000), default=None)
+    cache_type_k: str | None = field(read=_cache_type, default=None)
+    cache_type_v: str | None = field(read=_cache_type, default=None)
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """The settings as flags."""
+        fields = attrs.asdict(self, filter=lambda one, value: value is not None)
+        del fields["model"]
+        return tuple(
+            word
+            for name, value in fields.items()
+            for word in (f"--{name.replace('_', '-')}", str(value))
+        )
+
+
+class Estimate(Answer):
+    """Bytes of memory that a model would need, and of RAM that are free; null: not known."""
+
+    memory: int
+    free: int | None
+
+
+class Offered(Answer):
+    """What the hub has, and the bytes of RAM that are free for models; null: not known."""
+
+    data: list[dict[str, Any]]
+    free: int | None
+
+
 class DownloadStarted(Answer):
     """A model that is coming."""
 
@@ -146,6 +199,31 @@ async def download(request: ModelRequest, caller: Caller, models: Models) -> Rep
     return json(DownloadStarted(True, await models.download(request.model, caller)))
 
 
+@routes.get("/models/hub")
+@manages
+@takes(None, query={"q": "words to look for", "repo": "list the models of this repository"})
+@gives(Offered)
+async def find(query: Query, caller: Caller, models: Models) -> Reply:
+    """Look for models on the hub: for repositories, or for the models of one with their sizes."""
+    if repo := query.get("repo"):
+        found: Sequence[msgspec.Struct] = await models.prospects.offers(repo)
+    else:
+        found = await models.prospects.search(query.get("q", "")[:_MAX_WORDS])
+    free = await models.prospects.room()
+    return json(Offered([msgspec.to_builtins(one) for one in found], free))
+
+
+@routes.post("/models/estimate")
+@manages
+@takes(LoadRequest)
+@gives(Estimate)
+async def estimate(request: LoadRequest, caller: Caller, models: Models) -> Reply:
+    """Estimate the memory that a model would need with these settings, also one on the hub."""
+    caller.check_model(request.model)
+    found = await models.prospects.needs(request.model, request.args)
+    return json(Estimate(found.memory, found.free))
+
+
 @routes.delete("/models")
 @manages
 @takes(None, query={"model": "the name of the model, whole"})
@@ -158,14 +236,15 @@ async def delete(query: Query, caller: Caller, models: Models) -> Reply:
 
 @routes.post("/models/load")
 @manages
-@takes(ModelRequest)
+@takes(LoadRequest)
 @gives(Success)
-async def load(request: ModelRequest, caller: Caller, models: Models) -> Reply:
+async def load(request: LoadRequest, caller: Caller, models: Models) -> Reply:
     """Load a model.
 
-    Of many models, this only begins it: follow ``/models/sse``.
+    Of many models, this only begins it: follow ``/models/sse``. Settings stay until the server
+    ends, or until others are sent.
     """
-    await models.load(request.model, caller)
+    await models.load(request.model, caller, args=request.args)
     return json(Success(True))
 
 

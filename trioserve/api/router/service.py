@@ -34,6 +34,7 @@ from trioserve.models.catalog import ModelEntry, find_for
 from trioserve.router.child import ModelChild
 from trioserve.router.downloads import Downloads
 from trioserve.router.fleet import Fleet
+from trioserve.router.prospects import Prospects
 from trioserve.router.states import FleetEvent, ModelState
 from trioserve.server.model import LoadedModel
 from trioserve.server.model_server import ModelServer
@@ -70,6 +71,7 @@ class RouterService(Lender):
         self._fleet: Fleet | None = None
         self._downloads: Downloads | None = None
         self._upstreams: Upstreams | None = None
+        self._prospects: Prospects | None = None
         self._files = files.Files()
 
     @property
@@ -149,6 +151,13 @@ class RouterService(Lender):
     ) -> ModelEntry:
         """Find the model that a request of a caller names. As `find_for` and `fleet`."""
         return find_for(caller.key, self.fleet.catalog, name, exact=exact, answers=answers)
+
+    @property
+    def prospects(self) -> Prospects:
+        """The models that could be downloaded. Raises as `fleet`."""
+        self._there(self._fleet)
+        assert self._prospects is not None
+        return self._prospects
 
     @property
     def downloads(self) -> Downloads:
@@ -268,9 +277,13 @@ class RouterService(Lender):
         metrics.check(server.config)
         return await server.written_metrics(as_json=as_json)
 
-    async def load(self, name: str, caller: Caller) -> None:
+    async def load(self, name: str, caller: Caller, *, args: tuple[str, ...] = ()) -> None:
         """Begin to load a model."""
-        await self.fleet.load(self._here(name, caller))
+        entry = self._here(name, caller)
+        if args:
+            await self.fleet.set(entry, args)
+            entry = self.find(entry.name, caller, exact=True)
+        await self.fleet.load(entry)
 
     async def unload(self, name: str, caller: Caller) -> None:
         """Begin to unload a model, or cancel its download."""
@@ -315,6 +328,7 @@ class RouterService(Lender):
             fleet.on_usage = self.usage.add_told
             config = self.config
             self._downloads = Downloads(fleet, token=config.hf_token, limit=config.models_downloads)
+            self._prospects = Prospects(fleet, token=config.hf_token)
             self._began(task_status, tools)
             await trio.sleep_forever()
 

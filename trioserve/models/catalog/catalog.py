@@ -261,6 +261,8 @@ class Catalog:
         #: Other servers, by name.
         self.upstreams: Mapping[str, Upstream] = {}
         self._offered: dict[str, ModelEntry] = {}
+        #: Flags that were set for models since the start, by the models' names.
+        self._set: dict[str, tuple[str, ...]] = {}
         self._entries = self._read()
         for one in self.upstreams.values():
             self.environment.pop(one.key_env, None)
@@ -297,6 +299,17 @@ class Catalog:
             UnknownModelError: there is no such model.
         """
         return find_exact(self.entries, name)
+
+    def set(self, name: str, args: tuple[str, ...]) -> None:
+        """Add flags to those of a model, in place of those that were added before. Blocks.
+
+        Raises:
+            UnknownModelError: there is no such model.
+        """
+        with self._reloading:
+            find_exact(self._entries, name)
+            self._set[name] = args
+            self._entries = self._read()
 
     def reload(self) -> CatalogChanges:
         """Look again at everything; returns what is different. Blocks.
@@ -339,7 +352,9 @@ class Catalog:
             entries = [attrs.evolve(entries[0], load_on_startup=True)]
         return {
             one.name: attrs.evolve(
-                one, hidden=one.source is Source.CACHE and one.path in builder.copied
+                one,
+                args=(*one.args, *self._set.get(one.name, ())),
+                hidden=one.source is Source.CACHE and one.path in builder.copied,
             )
             for one in entries
         }

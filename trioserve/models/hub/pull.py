@@ -71,8 +71,8 @@ async def look_up(reference: HubReference, *, token: str | None = None) -> Remot
     Raises:
         HubError: a subclass; its message is a sentence that names the problem.
     """
-    async with _client(token) as client:
-        return await _look_up(client, reference)
+    async with client_of(token) as client:
+        return await look_up_with(client, reference)
 
 
 async def pull(
@@ -98,8 +98,8 @@ async def pull(
     Raises:
         HubError: a subclass; its message is a sentence that names the problem.
     """
-    async with _client(token) as client:
-        model = await _look_up(client, reference, with_projector=with_projector, heads=heads)
+    async with client_of(token) as client:
+        model = await look_up_with(client, reference, with_projector=with_projector, heads=heads)
         folder = RepoFolder(default_cache_dir(), reference.repo)
         by_digest = {_target(folder, model, path).lock: path for path in model.files}
         targets = [_target(folder, model, path) for path in by_digest.values()]
@@ -109,7 +109,7 @@ async def pull(
 
 def _target(folder: RepoFolder, model: RemoteModel, path: str) -> DownloadTarget:
     file = model.files[path]
-    assert file.digest is not None  # `_look_up` has seen to it
+    assert file.digest is not None  # `look_up_with` has seen to it
     blob, link = folder.blob(file.digest), folder.file(model.listing.commit, path)
     return DownloadTarget(
         file=file,
@@ -133,17 +133,19 @@ def _publish(folder: RepoFolder, model: RemoteModel) -> HubModel:
     return found
 
 
-def _client(token: str | None) -> AbstractAsyncContextManager[HttpClient]:
+def client_of(token: str | None) -> AbstractAsyncContextManager[HttpClient]:
+    """Make a client for the hub of the environment."""
     return open_client(default_endpoint().rstrip("/"), token or default_token())
 
 
-async def _look_up(
+async def look_up_with(
     client: HttpClient,
     reference: HubReference,
     *,
     with_projector: bool = True,
     heads: Iterable[str] = FILE_WORDS,
 ) -> RemoteModel:
+    """As `look_up`, with a client."""
     listing = await list_files(client, reference.repo)
     paths = list(listing.files)
     parts = choose(paths, reference)
@@ -191,7 +193,7 @@ async def pull_url(
     parts = urlsplit(url)
     urls = [urlunsplit(parts._replace(path=one)) for one in GgufName.parts_of(parts.path)]
     places = [place_of(one, path) for one in urls]
-    async with _client(token) as client:
+    async with client_of(token) as client:
         try:
             targets = [await _ask(client, *one) for one in zip(urls, places, strict=True)]
         except HubUnavailableError as error:

@@ -269,6 +269,8 @@ export interface Model {
   failed: boolean;
   /** The share that is loaded or downloaded, while that lasts. */
   progress?: number;
+  /** Of a download: the bytes that are here, and all. */
+  bytes?: { done: number; total: number };
   /** 0: not known. */
   contextSize: number;
   parameters: number;

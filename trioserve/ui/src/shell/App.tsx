@@ -25,6 +25,8 @@ import { Welcome } from "./Welcome";
 const Conversation = later(async () => (await import("../talk/Conversation")).Conversation);
 const Activity = later(async () => (await import("./Activity")).Activity);
 const Settings = later(async () => (await import("./Settings")).Settings);
+const Models = later(async () => (await import("./Models")).Models);
+const LoadForm = later(async () => (await import("./LoadForm")).LoadForm);
 const Draw = later(async () => (await import("./Draw")).Draw);
 const Help = later(async () => (await import("./Help")).Help);
 
@@ -77,7 +79,9 @@ function Overlay(): VNode | null {
   const shown = overlay.value;
   if (shown === null) return null;
   if (shown === "help") return <Help />;
-  return shown === "draw" ? <Draw /> : <Settings section={shown.settings} />;
+  if (shown === "draw") return <Draw />;
+  if (shown === "models") return <Models />;
+  return "load" in shown ? <LoadForm model={shown.load} /> : <Settings section={shown.settings} />;
 }
 
 function DropZone(): VNode {

@@ -2,7 +2,7 @@ import type { VNode } from "preact";
 import { useState } from "preact/hooks";
 
 import { Icon, type IconName } from "../icon";
-import { download, load, removeModel, unload } from "../state/models";
+import { load, removeModel, unload } from "../state/models";
 import type { Model } from "../types";
 import { t, type Text } from "../words";
 import { modelName } from "./format";
@@ -27,8 +27,8 @@ export function Senses({ model }: { model: Model }): VNode {
   );
 }
 
-/** What a router can do with a model. */
-export function ModelActions({ model }: { model: Model }): VNode {
+/** What a router can do with a model; `adjust`: load it with other settings. */
+export function ModelActions({ model, adjust }: { model: Model; adjust: () => void }): VNode {
   const [deleting, setDeleting] = useState(false);
   const { id, status, removable } = model;
   const action = (label: string, run: () => Promise<void>) => (
@@ -40,6 +40,11 @@ export function ModelActions({ model }: { model: Model }): VNode {
     <span class="model-actions">
       {deleting && action(t("Delete"), () => removeModel(id))}
       {!deleting && status === "unloaded" && action(t("Load"), () => load(id))}
+      {!deleting && status === "unloaded" && (
+        <button type="button" class="icon-button" aria-label={t("Load {model} with settings…", { model: modelName(id) })} title={t("Load with settings…")} onClick={adjust}>
+          <Icon name="settings" />
+        </button>
+      )}
       {!deleting && (status === "loaded" || status === "sleeping") && action(t("Unload"), () => unload(id))}
       {!deleting && (status === "loading" || status === "downloading") && action(t("Cancel"), () => unload(id))}
       {removable && status !== "downloading" && (
@@ -54,44 +59,5 @@ export function ModelActions({ model }: { model: Model }): VNode {
         </button>
       )}
     </span>
-  );
-}
-
-/** Small models that many computers can run, as a beginning. */
-const SUGGESTIONS = ["ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", "Qwen/Qwen3-4B-GGUF:Q4_K_M"];
-
-/** Where a model of the hub is named, to download it. */
-export function DownloadForm(): VNode {
-  const [name, setName] = useState("");
-  return (
-    <form
-      class="download"
-      onSubmit={(event) => {
-        event.preventDefault();
-        void attempt(async () => {
-          await download(name.trim());
-          setName("");
-        });
-      }}
-    >
-      <input
-        class="field"
-        aria-label={t("A model of Hugging Face")}
-        placeholder={t("user/model:Q4_K_M")}
-        list="suggested-models"
-        autocomplete="off"
-        value={name}
-        onInput={(event) => setName(event.currentTarget.value)}
-      />
-      <datalist id="suggested-models">
-        {SUGGESTIONS.map((one) => (
-          <option key={one} value={one} />
-        ))}
-      </datalist>
-      <button type="submit" class="button" disabled={name.trim() === ""}>
-        <Icon name="download" />
-        {t("Download")}
-      </button>
-    </form>
   );
 }

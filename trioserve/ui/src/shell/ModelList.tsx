@@ -3,14 +3,17 @@ import { useState } from "preact/hooks";
 
 import { Icon } from "../icon";
 import { openChat, setChat } from "../state/chats";
+import { afterDownloads, coming } from "../state/downloads";
+import { load } from "../state/models";
 import { models } from "../state/server";
 import { settings } from "../state/settings";
 import type { Model } from "../types";
 import { t } from "../words";
 import { modelName } from "./format";
-import { DownloadForm, ModelActions, Senses } from "./ModelActions";
+import { ModelActions, Senses } from "./ModelActions";
 import { describe } from "./ModelMenu";
-import { attempt } from "./toasts";
+import { attempt, say } from "./toasts";
+import { overlay, type Overlay } from "./view";
 
 /** The number of models from which on the menu has a search. */
 const MANY = 8;
@@ -65,15 +68,25 @@ export function ModelList({ current, isRouter, close }: ListProps): VNode {
               <span class="hint">{describe(model)}</span>
               {model.id === current.id && <Icon name="check" />}
             </button>
-            {isRouter && <ModelActions model={model} />}
+            {isRouter && <ModelActions model={model} adjust={() => over({ load: model.id }, close)} />}
             {model.progress !== undefined && <progress value={model.progress} aria-label={describe(model)} />}
           </li>
         ))}
       </ul>
       {shown.length === 0 && <p class="hint">{t("No model has this name.")}</p>}
-      {isRouter && <DownloadForm />}
+      {isRouter && (
+        <button type="button" class="menu-entry" onClick={() => over("models", close)}>
+          <Icon name="download" />
+          {coming.value.length > 0 ? t("Downloads ({number})", { number: coming.value.length }) : t("Get models…")}
+        </button>
+      )}
     </>
   );
+}
+
+function over(what: Overlay, close: () => void): void {
+  close();
+  overlay.value = what;
 }
 
 /** Use a model in the open chat; in one that is new, for the chats that come as well. */
@@ -82,3 +95,8 @@ async function choose(model: Model): Promise<void> {
   if (!open?.path.length) settings.value = { ...settings.value, model: model.id };
   if (open) await setChat(open.chat.id, { model: model.id });
 }
+
+// This part of the page comes soon after its start.
+afterDownloads((model) => {
+  say(t("{model} is here.", { model: modelName(model) }), { label: t("Load"), run: () => load(model) });
+});

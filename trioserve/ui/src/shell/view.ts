@@ -8,8 +8,8 @@ import { media } from "./media";
 /** A part of the settings. */
 export type Section = "chat" | "all" | "presets" | "general" | "mcp" | "data";
 
-/** What lies over the page: the settings at one of their parts, the list of shortcuts, a sheet to draw on, or nothing. */
-export type Overlay = { settings: Section } | "help" | "draw" | null;
+/** What lies over the page: the settings at one of their parts, how a model is loaded, something else, or nothing. */
+export type Overlay = { settings: Section } | { load: string } | "help" | "draw" | "models" | null;
 
 /** Whether the sidebar has room beside the conversation; else it lies over it. */
 export const wide = media("(min-width: 56rem)");

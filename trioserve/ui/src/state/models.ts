@@ -27,6 +27,7 @@ function modelOf(given: Record<string, unknown>): Model {
     status: typeof about.value === "string" ? about.value : "loaded",
     failed: about.failed === true,
     ...(progress === undefined ? {} : { progress }),
+    ...(about.value === "downloading" ? { bytes: bytesOf(about.progress) } : {}),
     contextSize: number(figures.n_ctx),
     parameters: number(figures.n_params),
     size: number(figures.size) || number(given.size),
@@ -47,12 +48,18 @@ function texts(value: unknown): string[] {
   return Array.isArray(value) ? value.map(String) : [];
 }
 
-/** Of a load, the share that is done; of a download, the bytes of each file. */
+/** Of a load, the share that is done; of a download as well. */
 function share(progress: unknown): number | undefined {
   if (typeof progress === "number") return progress;
+  const { done, total } = bytesOf(progress);
+  return total > 0 ? done / total : undefined;
+}
+
+/** The bytes of all files of a download. */
+function bytesOf(progress: unknown): { done: number; total: number } {
   const files = isRecord(progress) ? Object.values(progress).filter(isRecord) : [];
-  const total = files.reduce((sum, file) => sum + number(file.total), 0);
-  return total > 0 ? files.reduce((sum, file) => sum + number(file.done), 0) / total : undefined;
+  const sum = (name: string) => files.reduce((all, file) => all + number(file[name]), 0);
+  return { done: sum("done"), total: sum("total") };
 }
 
 /** Whether a model is being loaded or downloaded. */
