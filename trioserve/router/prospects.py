@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from trioserve.errors import UnknownModelError
+from trioserve.errors import InvalidRequestError, UnknownModelError
 from trioserve.fair_limiter import FairLimiter
 from trioserve.models import hub
 from trioserve.models.catalog import ModelEntry, Source
@@ -65,6 +65,10 @@ class Prospects:
             except UnknownModelError:
                 async with self._sketched(HubReference.parse(name)) as entry:
                     return await self._needs(entry, args)
+            if entry.upstream is not None:
+                raise InvalidRequestError(
+                    f"The model {name!r} is not on this machine.", param="model"
+                )
             return await self._needs(entry, args)
 
     async def _needs(self, entry: ModelEntry, args: tuple[str, ...]) -> Needs:

@@ -47,7 +47,7 @@ async def search(words: str, *, token: str | None = None) -> list[Repository]:
     """Find repositories with GGUF files, those with the most downloads first.
 
     Raises:
-        HubError: the hub cannot be asked, or answers otherwise than the hub does.
+        HubError: the hub cannot be asked, or its answer cannot be read.
     """
     asked = {"search": words, "filter": "gguf", "sort": "downloads", "limit": _N_FOUND}
     async with client_of(token) as client:
