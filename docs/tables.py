@@ -337,7 +337,7 @@ def drafts() -> str:
     """A row for each architecture whose models may have heads; the others in a sentence."""
     head = "| models | architecture | `draft-mtp` | the others |\n|---|---|---|---|\n"
     families = sorted(FAMILIES.values(), key=lambda one: one.models.lower())
-    rows = "".join(_family_row(one) for one in families if not one.lacks)
+    rows = "".join(_family_row(one) for one in families if not (one.lacks or one.is_untried))
     idle = ", ".join(f"{one.models} (`{one.arch}`)" for one in families if one.lacks)
     return f"{head}{rows}\nllama.cpp does not compute the MTP heads in files of {idle}."
 

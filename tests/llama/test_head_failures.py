@@ -31,7 +31,9 @@ STORY, OTHER = "Once upon a time there was a red ball", "One two three four five
 Start = Callable[..., Drafted]
 
 
-@pytest.fixture(scope="module", params=["glm4moe", "step35", "gemma4", "eagle3", "dspark"])
+@pytest.fixture(
+    scope="module", params=["glm4moe", "step35", "gemma4", "qwen35", "eagle3", "dspark"]
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return write_head(tmp_path_factory.mktemp("heads"), request.param, is_good=True)
 
@@ -72,7 +74,7 @@ def test_cancel(start: Start, model: Settings) -> None:
     bench.submit(3, STORY, 50)  # in what the first one has left
     bench.run()
     assert [bench.tokens[2], bench.tokens[3]] == plain(model, [OTHER, STORY], 50)
-    assert bench.finished[3].timings.cache_n
+    assert bool(bench.finished[3].timings.cache_n) == bench.backend.can_cut
     assert bench.finished[3].timings.draft_n_accepted
 
 
@@ -240,7 +242,8 @@ def test_several_outputs_for_a_prompt(start: Start, model: Settings) -> None:
     for i in range(3):
         sampling = SamplingParams(temperature=0.9, seed=i)
         assert [bench.tokens[i]] == plain(model, [prompt], 40, sampling=sampling)
-    assert sum(bench.finished[i].timings.cache_n > 0 for i in range(3)) == 2
+    n_cached = sum(bench.finished[i].timings.cache_n > 0 for i in range(3))
+    assert n_cached == (2 if bench.backend.can_cut else 0)
     assert all(bench.finished[i].timings.draft_n for i in range(3))
 
 

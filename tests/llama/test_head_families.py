@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
+from tests.support.architectures import LAYERS
 from tests.support.drafted import WINDOWED, Drafted, plain, settings_for, write_head
-from tests.support.head_models import write_for
+from tests.support.head_architectures import DFLASH, EAGLE3
+from tests.support.head_models import write_block, write_for, write_read
 from trioserve.models.head_families import FAMILIES, LAYER_TYPES
 
 PROMPTS = [f"{i} {words}" for i in range(4) for words in ("Once upon a time", "The red ball is")]
@@ -36,7 +39,32 @@ def test_the_output_is_the_same_in_one_slot_and_in_eight(
         assert all(end.timings.draft_n for end in bench.finished.values())
 
 
-@pytest.mark.parametrize("kind", ["glm4moe", "step35"])
+@pytest.mark.parametrize(
+    ("spec_type", "arch"),
+    [
+        ("draft-eagle3" if one.gives_last else "draft-dflash", one.arch)
+        for one in FAMILIES.values()
+        if one.gives_last or one.gives_end
+    ],
+)
+def test_a_head_that_reads_what_comes_out_of_the_last_layer(
+    spec_type: str, arch: str, tmp_path: Path
+) -> None:
+    shape = EAGLE3 if spec_type == "draft-eagle3" else DFLASH
+    layers = (1, 2, LAYERS) if spec_type == "draft-eagle3" else (2, LAYERS)
+    reads_last = attrs.evolve(shape, metadata={**shape.metadata, "target_layers": layers})
+    head = write_block(tmp_path, reads_last)
+    model = write_read(tmp_path, arch)
+    settings = settings_for(model, spec_type, head, has_window=arch in WINDOWED)
+    bench = Drafted(settings)
+    bench.submit(0, PROMPTS[0], 40)
+    bench.run()
+    bench.backend.close()
+    assert [bench.tokens[0]] == plain(settings, PROMPTS[:1], 40)
+    assert bench.finished[0].timings.draft_n
+
+
+@pytest.mark.parametrize("kind", ["glm4moe", "step35", "qwen35"])
 def test_heads_in_a_file_of_their_own(kind: str, tmp_path: Path) -> None:
     counts, texts = [], []
     for is_apart in (False, True):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from tests.support import architectures as parts
+from tests.support import architectures as parts, hybrid_architectures as hybrids
 from tests.support.architectures import (
     FFN,
     GENERATING,
@@ -112,6 +112,13 @@ _NEXTN: Layer = {
 }
 
 
+#: Metadata that may be lists with a number for each layer.
+_OF_EACH_LAYER = frozenset({
+    "attention.compress_ratios", "attention.head_count_kv", "feed_forward_length",
+    "swiglu_clamp_exp",
+})  # fmt: skip
+
+
 def with_heads(one: Architecture, n_heads: int = 1, layer: Layer | None = None) -> Architecture:
     """Add MTP heads behind the layers of a model, each like the last layer, or like this one."""
     metadata = {
@@ -119,6 +126,9 @@ def with_heads(one: Architecture, n_heads: int = 1, layer: Layer | None = None) 
         "block_count": LAYERS + n_heads,
         "nextn_predict_layers": n_heads,
     }
+    for key in _OF_EACH_LAYER & metadata.keys():
+        if not isinstance(of_each := metadata[key], int | float | str):
+            metadata[key] = [*of_each, *[of_each[-1]] * n_heads]
     if one.name in ("step35", "mimo2"):
         metadata |= _windows(LAYERS + n_heads)
     layers = [*one.layers, *[(layer or one.layers[-1]) | _NEXTN] * n_heads]
@@ -138,6 +148,11 @@ MTP: Mapping[str, Architecture] = {
         with_heads(_STEP35, 4),
         with_heads(_MIMO2, 3, _MIMO_HEAD),
         with_heads(GENERATING["qwen3next"]),
+        with_heads(hybrids.QWEN35),
+        with_heads(hybrids.QWEN35_MOE),
+        with_heads(hybrids.NEMOTRON_H_MOE, layer=hybrids.NEMOTRON_HEAD),
+        with_heads(hybrids.BAILING_MOE3, layer=hybrids.BAILING_HEAD),
+        with_heads(hybrids.DEEPSEEK4, layer=hybrids.DEEPSEEK4_HEAD),
     )
 }
 TWO_HEADS = with_heads(_GLM4_MOE, 2)
@@ -149,7 +164,9 @@ def heads_of(one: Architecture) -> Architecture:
 
 
 def without_heads(one: Architecture) -> Architecture:
-    """Give a model whose MTP heads are in a separate file, as its own file says."""
+    """Give a model whose MTP heads are in a separate file, which its own file may say."""
+    if one.name in hybrids.HYBRID:
+        return hybrids.HYBRID[one.name]
     return attrs.evolve(one, layers=[*one.layers[:LAYERS], *[{}] * (len(one.layers) - LAYERS)])
 
 
@@ -249,6 +266,8 @@ READ: Mapping[str, Architecture] = {
         _GLIMMER,
         _MINIMAX_M2,
         without_heads(MTP["mimo2"]),
+        *hybrids.HYBRID.values(),
+        *(GENERATING[name] for name in ("lfm2", "qwen3next")),
     )
 }
 

@@ -161,7 +161,7 @@ def _joined(first: Array, second: Array) -> Array:
 
 
 #: What a layer adds ends in these, or begins so.
-_ADDED = (".attn_output.weight", ".ffn_down.weight", ".post_ffw_norm.weight")
+_ADDED = (".attn_output.weight", ".ffn_down.weight", ".post_ffw_norm.weight", ".ssm_out.weight")
 
 
 def _fade(weights: Weights, share: float) -> None:

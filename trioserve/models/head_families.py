@@ -43,6 +43,7 @@ class Family:
         gives_last: so can what comes out of the last one, by EAGLE-3 heads.
         gives_end: so can it by models that guess blocks.
         lacks: why llama.cpp does not compute the MTP heads that its files have.
+        is_untried: such heads could work, but the tests have no model of it.
     """
 
     arch: str
@@ -53,6 +54,7 @@ class Family:
     gives_last: bool = False
     gives_end: bool = False
     lacks: str = ""
+    is_untried: bool = False
 
     def takes(self, spec_type: str) -> bool:
         """Whether its models may have this type of drafts."""
@@ -87,6 +89,18 @@ FAMILIES: Mapping[str, Family] = {
         Family(arch="nanbeige", models="Nanbeige", gives_layers=True),
         Family(arch="qwen3", models="Qwen 3", gives_layers=True),
         Family(arch="qwen3moe", models="Qwen 3 MoE", gives_layers=True),
+        Family(arch="qwen35", models="Qwen 3.5, 3.6 and 3.8", n_mtp=1, gives_layers=True),
+        Family(arch="qwen35moe", models="Qwen 3.5, 3.6 and 3.8 MoE", n_mtp=1, gives_layers=True),
+        Family(arch="qwen3next", models="Qwen3-Next", n_mtp=1, gives_layers=True),
+        Family(arch="nemotron_h", models="Nemotron-H", gives_layers=True, gives_end=True),
+        Family(arch="nemotron_h_moe", models="Nemotron 3", n_mtp=1, gives_layers=True,
+               gives_end=True),
+        Family(arch="bailingmoe3", models="Ling 3", n_mtp=1, gives_layers=True),
+        Family(arch="deepseek4", models="DeepSeek V4", n_mtp=1, gives_layers=True, gives_end=True),
+        Family(arch="lfm2", models="LFM2", gives_layers=True),
+        Family(arch="lfm2moe", models="LFM2 MoE", is_untried=True),
+        Family(arch="minimax-01", models="MiniMax 01", is_untried=True),
+        Family(arch="qwen4exp", models="Qwen 4", is_untried=True),
         Family(arch="bailingmoe2", models="Ling 2", lacks=_UNUSED),
         Family(arch="dots3note", models="dots 3", lacks=_UNUSED),
         Family(arch="exaone-moe", models="K-EXAONE", lacks=_UNUSED),
@@ -106,9 +120,11 @@ def refusal(arch: str, spec_type: str) -> str:
     family = FAMILIES.get(arch)
     if family is not None and family.takes(spec_type):
         return ""
-    if spec_type in LAYER_TYPES:
-        why = "llama.cpp does not give out what goes into its layers"
+    start = f"{spec_type} is not there for the architecture {arch}"
+    if spec_type not in LAYER_TYPES:
+        why = (family and family.lacks) or "llama.cpp does not compute MTP heads for it"
+    elif family is not None and family.is_untried:
+        return f"{start}: no such model has been tried; a later trioserve may have it"
     else:
-        why = "llama.cpp does not compute MTP heads for it"
-        why = (family and family.lacks) or why
-    return f"{spec_type} is not there for the architecture {arch}: {why}; a later one may"
+        why = "llama.cpp does not give out what goes into its layers"
+    return f"{start}: {why}; a later one may"
