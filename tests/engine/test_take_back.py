@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
-from tests.support import tiny_models
+from tests.support import asked_models, tiny_models
 from tests.support.llama_bench import Bench
 from tests.support.oracle import Oracle
-from tests.support.plain_loop import EXACT
+from tests.support.plain_loop import EXACT, plain_loop
 from tests.support.step_costs import FlatCosts
 from trioserve.engine import DecodeMaximal, Engine
+from trioserve.llama.layout import MAX_SNAPSHOTS
 from trioserve.types import Grammar, SamplingParams
 
 #: Those that go back to a state of the last few; those that save it before; and with a window.
-FAMILIES = ("lfm2", "granitehybrid", "mamba2", "qwen3next", "gemma3", "gpt-oss")
+KINDS, OTHERS = ("lfm2", "mamba2", "gemma3"), ("granitehybrid", "qwen3next", "gpt-oss")
 BOTH = ("lfm2", "mamba2")
+SLOW = pytest.mark.system
 
 N = 48
 PROMPTS = (
@@ -155,8 +157,8 @@ def play(
     right: float = 0.7,
     length: int = 64,
     **config: Any,
-) -> None:
-    """Play it without drafts, and then with drafts of at most this length."""
+) -> Noted:
+    """Play it without drafts, and then with drafts of at most this length; returns the latter."""
     plain = Noted(path, **config)
     scenario(plain)
     plain.backend.close()
@@ -168,51 +170,66 @@ def play(
     ends = [end.timings for end in bench.finished.values()]
     n_accepted = sum(one.draft_n_accepted for one in ends)
     assert 0 < n_accepted <= right * sum(one.draft_n for one in ends)
+    return bench
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    for name in FAMILIES:
+    for name in (*KINDS, *OTHERS):
         tiny_models.write_generating(folder, name)
     return folder
 
 
 @pytest.mark.parametrize("parallel", [1, 8])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*KINDS, *(pytest.param(one, marks=SLOW) for one in OTHERS)])
 def test_alone_and_in_company(name: str, parallel: int, folder: Path) -> None:
     play(together, folder / f"{name}.gguf", parallel=parallel)
 
 
-@pytest.mark.system
+@SLOW
+@pytest.mark.parametrize("name", asked_models.FAMILIES)
+def test_families_whose_states_go_back(name: str, tmp_path: Path) -> None:
+    path = asked_models.write(tmp_path, name)
+    with plain_loop(path, exact=True) as loop:
+        said = {i: loop.greedy(loop.tokenize(one), N).tokens for i, one in enumerate(PROMPTS)}
+    bench = play(together, path, parallel=1)
+    assert bench.tokens == said
+    rollback = bench.backend.rollback
+    assert (rollback.n_max, rollback.needs_state) == (MAX_SNAPSHOTS, False)
+    for scenario in (with_the_next_turns, beside_long_prompts, with_slot_files):
+        play(scenario, path, cache_ram=2**26)
+
+
+@SLOW
 @pytest.mark.parametrize("scenario", SCENARIOS[1:])
 @pytest.mark.parametrize("name", BOTH)
 def test_whatever_happens_meanwhile(name: str, scenario: Scenario, folder: Path) -> None:
     play(scenario, folder / f"{name}.gguf", cache_ram=2**26)
 
 
-@pytest.mark.system
+@SLOW
 @pytest.mark.parametrize("scenario", [with_the_next_turns, beside_long_prompts])
-@pytest.mark.parametrize("name", [*BOTH, "gemma3"])
+@pytest.mark.parametrize("name", KINDS)
 def test_in_small_batches(name: str, scenario: Scenario, folder: Path) -> None:
     play(scenario, folder / f"{name}.gguf", batch_size=64, ubatch_size=16)
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("name", [*BOTH, "gemma3"])
+@SLOW
+@pytest.mark.parametrize("name", KINDS)
 def test_in_a_split_cache(name: str, folder: Path) -> None:
     play(with_the_next_turns, folder / f"{name}.gguf", cache_ram=2**26, kv_unified=False)
 
 
-@pytest.mark.system
+@SLOW
 @pytest.mark.parametrize("cache_ram", [0, 2**26])
-@pytest.mark.parametrize("name", [*BOTH, "gemma3"])
+@pytest.mark.parametrize("name", KINDS)
 def test_a_context_that_is_too_small(name: str, cache_ram: int, folder: Path) -> None:
     """Requests are preempted, and go on later."""
     play(together, folder / f"{name}.gguf", ctx_size=512, cache_ram=cache_ram, kv_unified=True)
 
 
-@pytest.mark.system
+@SLOW
 @pytest.mark.parametrize("name", BOTH)
 def test_through_the_disk(name: str, folder: Path, tmp_path: Path) -> None:
     def restarted(bench: Noted) -> None:
@@ -226,7 +243,7 @@ def test_through_the_disk(name: str, folder: Path, tmp_path: Path) -> None:
         play(restarted, folder / f"{name}.gguf", cache_ram=2**26, disk=tmp_path)
 
 
-@pytest.mark.system
+@SLOW
 @pytest.mark.parametrize("name", BOTH)
 def test_a_context_that_shifts(name: str, folder: Path) -> None:
     def shifting(bench: Noted) -> None:
@@ -256,3 +273,25 @@ def test_right_drafts_save_as_many_steps_as_they_are_long(
     play(counting, folder / f"{name}.gguf", right=1, length=length, parallel=1)
     # One is for the prompt and its token.
     assert n_steps <= 1 + -(-199 // (1 + length))
+
+
+@pytest.mark.parametrize("draft", ["mamba2", "lfm2"])
+def test_a_draft_model_that_is_recurrent(draft: str, folder: Path) -> None:
+    """It drafts for itself, so all it guesses is right if it goes back as it should."""
+    path = str(folder / f"{draft}.gguf")
+    plain = Noted(Path(path), parallel=3)
+    bench = Bench(
+        model=path, spec_draft_model=path, spec_draft_n_max=5, parallel=3, ctx_size=8192, **EXACT
+    )
+    bench.engine.drafts.costs = FlatCosts()
+    for one in (plain, bench):
+        for i, prompt in enumerate(PROMPTS[:3]):
+            one.submit(i, prompt, N)
+        one.run()
+        for i, prompt in enumerate(PROMPTS[:3]):  # continues, and begins anew
+            one.submit(10 + i, prompt if i else PROMPTS[2] + PROMPTS[1], N)
+        one.run()
+        one.backend.close()
+    assert bench.tokens == plain.tokens
+    ends = [end.timings for end in bench.finished.values()]
+    assert sum(one.draft_n_accepted for one in ends) > 0.95 * sum(one.draft_n for one in ends) > 100

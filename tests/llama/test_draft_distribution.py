@@ -11,8 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support import tiny_models
 from tests.support.drafted import Drafted, Settings, load, without_head, write_head
 from tests.support.llama_bench import Bench
+from tests.support.oracle import Oracle
+from tests.support.plain_loop import EXACT
 from trioserve.engine import NgramDrafter, NgramRules
 from trioserve.engine.backend import Sampler
 from trioserve.engine.drafts import drafts
@@ -91,6 +94,10 @@ def chi_square(counts: Counter[Output], probs: dict[Output, float]) -> tuple[flo
 
 def start(kind: str, folder: Path) -> tuple[Bench, Settings]:
     """Make an engine with drafts of a kind; returns it, and its model's settings."""
+    if kind == "recurrent":
+        alone: Settings = {"model": str(tiny_models.write_generating(folder, "lfm2"))}
+        alone |= {**EXACT, "parallel": 8, "ctx_size": 4096}
+        return Bench(**alone, spec_type=("ngram-simple",)), alone
     settings = write_head(folder, kind if kind in ("dflash", "eagle3") else "glm4moe", is_good=True)
     settings |= {"parallel": 8, "ctx_size": 4096}
     alone = without_head(settings)
@@ -134,12 +141,14 @@ def always_accept(
     return [*map(SampledToken, request.draft), SampledToken(last)]
 
 
-@pytest.mark.parametrize("kind", ["glm4moe", "eagle3", "dflash", "ngrams", "draft model"])
+@pytest.mark.parametrize(
+    "kind", ["glm4moe", "eagle3", "dflash", "ngrams", "draft model", "recurrent"]
+)
 def test_outputs_have_the_probabilities_of_the_model(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each request has as many guesses as there is room for, although that does not pay.
-    monkeypatch.setattr(drafts, "share_rows", lambda limits, *_: list(limits))
+    monkeypatch.setattr(drafts, "share_rows", lambda limits, *_, **__: list(limits))
     monkeypatch.setattr(drafts.Balance, "is_good", True)
     bench, alone = start(kind, tmp_path)
     with load(alone, parallel=1) as backend, bench.backend:
@@ -149,6 +158,9 @@ def test_outputs_have_the_probabilities_of_the_model(
             text = reference.repetitive(text)
         probs = reference.outputs(text, 3)
         assert sum(probs.values()) == pytest.approx(1.0)
+        if kind == "recurrent":
+            best = sorted(probs, key=lambda output: -probs[output])
+            bench.engine.drafts.use([Oracle([[*text, *output] for output in best])])
         statistic, critical = chi_square(samples(bench, text), probs)
         assert statistic < critical
         timings = [end.timings for end in bench.finished.values()]

@@ -91,13 +91,22 @@ class Memory:
     """
 
     def __init__(
-        self, context: Any, n_seqs: int, *, unified: bool, pages: KVPages | None = None
+        self,
+        context: Any,
+        n_seqs: int,
+        *,
+        unified: bool,
+        pages: KVPages | None = None,
+        is_compressed: bool = False,
     ) -> None:
         self._context: Any = context
         self._handle: Any = lib.llama_get_memory(context)
         self._n_seqs = n_seqs
         self._unified = unified
         self._pages = pages
+        #: Keys of several tokens are in a part of each sequence, even in a unified cache: what
+        #: llama.cpp copies with the next decode would replace what is restored before.
+        self._is_compressed = is_compressed
         #: Whether the next decode makes copies, those from some sequences and to others.
         self.is_copying = False
         self._sources: set[int] = set()
@@ -138,7 +147,9 @@ class Memory:
             raise EngineError(
                 f"Sequence {target} is not empty, so it cannot be overwritten by a copy."
             )
-        if source != target:
+        if source != target and self._is_compressed:
+            self.restore(target, self.save(source))
+        elif source != target:
             # Both bounds must be open: a copy between two parts must be of the whole sequence.
             lib.llama_memory_seq_cp(self._handle, source, target, -1, -1)
             if not self._unified:
@@ -330,7 +341,13 @@ class Context(HandleOwner):
         self.rows = b""
         #: Whether all sequences share the cells. A single sequence has all of them anyway.
         self.unified = bool(params.kv_unified) or self.n_seqs == 1
-        self.memory = Memory(handle, self.n_seqs, unified=bool(params.kv_unified), pages=pages)
+        self.memory = Memory(
+            handle,
+            self.n_seqs,
+            unified=bool(params.kv_unified),
+            pages=pages,
+            is_compressed=model.is_compressed,
+        )
         #: What guesses its sequences can take back.
         self.rollback = self._rollback(model, params)
 

@@ -30,7 +30,7 @@ Progress = Callable[[float], bool]
 
 _LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 _MAPPED = ("auto", "mmap", "mmap+mlock")
-#: Architectures with a state in place of the newest of such keys.
+#: Architectures with such keys, and a state in place of the newest.
 _COMPRESSED = frozenset({"deepseek4"})
 _CUT_SHORT = ("not within the file bounds", "exceeds remaining file size", "failed to read")
 
@@ -138,10 +138,15 @@ class LlamaModel(HandleOwner):
 
     @property
     def has_state(self) -> bool:
-        """True for recurrent models and for hybrids, and where keys are of several tokens each."""
+        """True for recurrent models and for hybrids, and those that are compressed."""
         handle = self.handle
         is_hybrid = lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle)
-        return bool(is_hybrid) or self.arch in _COMPRESSED
+        return bool(is_hybrid) or self.is_compressed
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether its attention has keys of several tokens each, made as these come."""
+        return self.arch in _COMPRESSED
 
     @property
     def can_cut(self) -> bool:
