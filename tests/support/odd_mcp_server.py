@@ -153,7 +153,7 @@ def answer(request: dict[str, Any]) -> None:
     try:
         match request["method"]:
             case "initialize":
-                version = "1999-01-01" if MODE == "old" else "2024-11-05"
+                version = {"old": "1999-01-01", "new": "2025-11-25"}.get(MODE, "2024-11-05")
                 send({"id": id, "result": {
                     "protocolVersion": version,
                     "capabilities": {"tools": {"listChanged": True}},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 import attrs
@@ -145,6 +145,14 @@ class ToolCallContext:
     on_output: Callable[[str], None] = lambda _: None
     #: Counts the bytes that a call holds. An exception ends the call.
     count: Callable[[int], object] = lambda _: None
+    #: Asks the person who approves calls; returns the words of a yes. None: there is nobody.
+    ask: Callable[[str], Awaitable[str | None]] | None = None
+    #: Has the model answer messages, with fields of `GenerationParams`; returns the text and the
+    #: name of the model. None: there is none.
+    generate: (
+        Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], Awaitable[tuple[str, str]]]
+        | None
+    ) = None
     #: Whether a text stands in what others than the model have written of the conversation.
     has_seen: Callable[[str], bool] = lambda _: True
 

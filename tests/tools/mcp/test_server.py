@@ -22,7 +22,7 @@ from trioserve.tools.mcp.entries import Entry, StdioEntry
 from trioserve.tools.mcp.listing import Listing
 from trioserve.tools.mcp.server import COOLDOWN_SECONDS, IDLE_SECONDS, RETRY_SECONDS, McpServer
 from trioserve.tools.mcp.tools import open_mcp_servers
-from trioserve.tools.tool import ToolResult
+from trioserve.tools.tool import ToolCallContext, ToolResult
 
 
 @attrs.define
@@ -64,7 +64,7 @@ class Program:
         return Listing()
 
     async def call(
-        self, tool: str, arguments: Mapping[str, Any], on_output: Callable[[str], None]
+        self, tool: str, arguments: Mapping[str, Any], context: ToolCallContext
     ) -> ToolResult:
         await self.may_answer.wait()
         return ToolResult.of_text(arguments["text"])

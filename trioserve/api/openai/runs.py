@@ -151,10 +151,12 @@ class ApproveRequest(StopRequest):
 @takes(ApproveRequest)
 @gives(Success)
 async def approve(request: ApproveRequest, caller: Caller, models: Models, id_: str) -> Reply:
-    """Approve or deny a call that waits for approval. The model gets the `reason`."""
+    """Approve or deny a call that waits for approval. The model gets the `reason` of a denial, and
+    a tool that asks something that of an approval.
+    """
     run = _find(models, caller, id_)
     if request.approve:
-        run.approve(request.call_id)
+        run.approve(request.call_id, request.reason)
     else:
         run.deny(request.call_id, request.reason)
     return reply.json(Success(True))

@@ -11,7 +11,7 @@ import attrs
 import trio
 
 from trioserve.chat.deltas import ToolCall
-from trioserve.chat.messages import Messages
+from trioserve.chat.messages import Messages, parse_messages
 from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.concurrency import all_of, alongside
 from trioserve.config import Config
@@ -22,7 +22,7 @@ from trioserve.errors import (
     UnsupportedFieldError,
     raised_alone,
 )
-from trioserve.fair_limiter import offload, tool_calls
+from trioserve.fair_limiter import offload, tool_calls, working_for
 from trioserve.server.context import RequestContext
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.model import LoadedModel
@@ -262,6 +262,21 @@ class AgentLoop:
         )
         return content
 
+    async def _generate(
+        self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
+    ) -> tuple[str, str]:
+        """Have the model answer messages of a tool, at low priority."""
+        priority = min(-1, self._asked.params.priority)
+        context = attrs.evolve(self._asked.context, arrived=None)
+        params = await self._server.params({**fields, "priority": priority}, context=context)
+        with working_for(context.client):
+            asked = self._server.stream_chats(
+                parse_messages(messages), params, ChatParams(), context=context
+            )
+            async with asked as (stream,):
+                answer = await stream.read()
+        return answer.message.content, self._server.model.info.name
+
     def _has_seen(self, text: str) -> bool:
         """Whether a text stands in what the user, the system or a tool has said."""
         return any(
@@ -287,6 +302,8 @@ class AgentLoop:
             on_output=output,
             count=self._hold.grow,
             has_seen=self._has_seen,
+            ask=partial(self._ask, call),
+            generate=self._generate,
         )
         decision = await self._decide(call, tool, arguments, context)
         if not decision.approved:
@@ -313,7 +330,19 @@ class AgentLoop:
             return Decision(False, "it may change something, and such calls are off")
         if approve != "ask":
             return Decision(await approve(call))
-        preview = await preview_of(tool, arguments, context)
+        return await self._asked_person(call, await preview_of(tool, arguments, context))
+
+    async def _ask(self, call: RunCall, question: str) -> str | None:
+        """Put a question of a tool to the person. Returns the words of a yes; None: no."""
+        approve = self._asked.run.approve
+        if approve == "all":
+            return ""
+        if approve != "ask":
+            return None
+        decision = await self._asked_person(call, question)
+        return decision.reason if decision.approved else None
+
+    async def _asked_person(self, call: RunCall, preview: str | None) -> Decision:
         self._run.put(ApprovalNeeded(self._run.new_id(), call, preview))
         timeout = self._server.config.tool_approval_timeout
         decision = await self._run.decision(call.id, timeout)

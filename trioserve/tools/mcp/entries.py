@@ -44,6 +44,8 @@ class StdioEntry:
     cwd: str | None = None
     #: Seconds for a call.
     timeout: float = DEFAULT_TIMEOUT
+    #: Folders that it is told it may use.
+    roots: tuple[str, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -58,6 +60,8 @@ class HttpEntry:
     is_sse: bool = False
     #: Seconds for a call.
     timeout: float = DEFAULT_TIMEOUT
+    #: Folders that it is told it may use.
+    roots: tuple[str, ...] = ()
 
 
 Entry = StdioEntry | HttpEntry

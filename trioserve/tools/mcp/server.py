@@ -17,7 +17,7 @@ from trioserve.log import get_logger
 from trioserve.tools.mcp.entries import Entry
 from trioserve.tools.mcp.listing import Listing
 from trioserve.tools.mcp.session import ConnectionEndedError, McpSession, with_session
-from trioserve.tools.tool import ToolResult
+from trioserve.tools.tool import ToolCallContext, ToolResult
 
 _log = get_logger("trioserve.tools")
 
@@ -83,7 +83,7 @@ class McpServer:
         self,
         tool: str,
         arguments: Mapping[str, Any],
-        on_output: Callable[[str], None],
+        context: ToolCallContext,
         *,
         may_repeat: bool,
     ) -> ToolResult:
@@ -94,7 +94,7 @@ class McpServer:
         Args:
             tool: its name, as the server has it.
             arguments: by name.
-            on_output: receives the progress.
+            context: receives the progress, and answers what the server asks.
             may_repeat: whether the call can be made again when the server ends while it does it.
 
         Raises:
@@ -105,7 +105,7 @@ class McpServer:
             run = await self._running()
             try:
                 with run.call() as session:
-                    return await session.call(tool, arguments, on_output)
+                    return await session.call(tool, arguments, context)
             except ConnectionEndedError as error:
                 run.stop(str(error))
                 await run.ended.wait()

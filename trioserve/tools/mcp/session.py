@@ -11,7 +11,7 @@ import anyio
 import httpx2
 import mcp_types
 import trio
-from mcp.client.session import ClientRequestContext, ClientSession, IncomingMessage
+from mcp.client.session import ClientSession, IncomingMessage
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
@@ -45,8 +45,9 @@ from trioserve.tools.mcp.messages import (
     is_awaited,
     without_surrogates,
 )
+from trioserve.tools.mcp.questions import Questions
 from trioserve.tools.mcp.stdio import stdio_streams
-from trioserve.tools.tool import ToolResult
+from trioserve.tools.tool import ToolCallContext, ToolResult
 
 if TYPE_CHECKING:
     from trioserve.tools.mcp.stdio import Streams
@@ -132,8 +133,14 @@ class ConnectionEndedError(ToolServerError):
 class McpSession:
     """A server that has introduced itself. May be used by several tasks at the same time."""
 
-    def __init__(self, client: ClientSession, dispatcher: _Dispatcher, timeout: float) -> None:
-        self._client = client
+    def __init__(
+        self,
+        client: ClientSession,
+        dispatcher: _Dispatcher,
+        timeout: float,
+        questions: Questions,
+    ) -> None:
+        self._client, self._questions = client, questions
         self._dispatcher = dispatcher
         self._timeout = timeout
 
@@ -164,7 +171,7 @@ class McpSession:
         return listing
 
     async def call(
-        self, tool: str, arguments: Mapping[str, Any], on_output: Callable[[str], None]
+        self, tool: str, arguments: Mapping[str, Any], context: ToolCallContext
     ) -> ToolResult:
         """Call a tool. When cancelled, the call is cancelled in the server, too.
 
@@ -181,7 +188,7 @@ class McpSession:
                 n_extensions += 1
                 scope.deadline = trio.current_time() + self._timeout
             of = "" if total is None else f" of {total:g}"
-            on_output(f"{progress:g}{of}{'' if message is None else f': {message}'}\n")
+            context.on_output(f"{progress:g}{of}{'' if message is None else f': {message}'}\n")
 
         try:
             params = mcp_types.CallToolRequestParams(
@@ -191,7 +198,12 @@ class McpSession:
             request.model_dump(mode="json")
         except (ValueError, RecursionError):
             return ToolResult.of_error("The arguments are nested too deeply.")
-        with trio.move_on_after(self._timeout) as scope:
+
+        def extend(seconds: float) -> None:
+            scope.deadline = trio.current_time() + seconds
+
+        asking = self._questions.during(context, extend, self._timeout)
+        with trio.move_on_after(self._timeout) as scope, asking:
             try:
                 answer = await self._client.send_request(
                     request,
@@ -264,23 +276,18 @@ async def _introduced(
         if isinstance(message, mcp_types.ToolListChangedNotification):
             on_list_changed()
 
-    dispatcher = _Dispatcher(entry.name, streams)
+    dispatcher, questions = _Dispatcher(entry.name, streams), Questions(entry.name, entry.roots)
     async with ClientSession(
         dispatcher=dispatcher,
         client_info=_CLIENT_INFO,
         message_handler=on_message,
-        elicitation_callback=_decline,
+        elicitation_callback=questions.elicit,
+        sampling_callback=questions.sample,
+        list_roots_callback=questions.roots if entry.roots else None,
     ) as client:
         with trio.fail_after(START_SECONDS):
             await client.initialize()
-        yield McpSession(client, dispatcher, entry.timeout)
-
-
-async def _decline(
-    context: ClientRequestContext, params: mcp_types.ElicitRequestParams
-) -> mcp_types.ElicitResult:
-    """Decline what a server asks: a call has no person who could answer."""
-    return mcp_types.ElicitResult(action="decline")
+        yield McpSession(client, dispatcher, entry.timeout, questions)
 
 
 class _Dispatcher(JSONRPCDispatcher[TransportContext]):
@@ -300,7 +307,7 @@ class _Dispatcher(JSONRPCDispatcher[TransportContext]):
             if problem is not None or not is_awaited(item.message):
                 return
             if isinstance(item.message, JSONRPCRequest):
-                self._log_once("its questions are declined", item.message.method)
+                self._log_once("it asks", item.message.method)
                 await self._requests.step()
         await super()._dispatch(item, *rest)
 

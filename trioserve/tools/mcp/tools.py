@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import attrs
 import trio
 
 from trioserve.concurrency import alongside
@@ -75,7 +76,7 @@ class McpTool(Tool):
         """
         try:
             return await self._server.call(
-                self._name, arguments, context.on_output, may_repeat=self._reads_only
+                self._name, arguments, context, may_repeat=self._reads_only
             )
         except ToolError as error:
             name = self._server.entry.name
@@ -169,4 +170,5 @@ async def open_mcp_servers(
 
 def _entries(config: Config) -> list[Entry]:
     folder = Path(config.tools_dir[0] if config.tools_dir else ".").resolve()
-    return read_entries(config.mcp_servers(), folder, os.environ)
+    entries = read_entries(config.mcp_servers(), folder, os.environ)
+    return [attrs.evolve(entry, roots=config.tools_dir) for entry in entries]
