@@ -21,6 +21,7 @@ from trioserve.llama import staged
 from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.heads import HeadDrafter
 from trioserve.llama.library import lib
+from trioserve.models import head_families
 
 
 def load(**config: Any) -> LlamaBackend:
@@ -65,8 +66,6 @@ def test_a_file_that_has_lost_its_mtp_heads(tmp_path: Path) -> None:
 
 
 def test_mtp_heads_that_are_not_supported(tmp_path: Path) -> None:
-    hybrid = tiny_models.write(tmp_path / "hybrid.gguf", MTP["qwen3next"])
-    assert "not there for the architecture qwen3next" in refusal(hybrid, "draft-mtp")
     two = tiny_models.write(tmp_path / "two.gguf", TWO_HEADS)
     assert "it has 2, and llama.cpp computes 1 of the architecture glm4moe" in refusal(
         two, "draft-mtp"
@@ -121,6 +120,21 @@ def test_a_dflash_model_without_a_mask_token(tmp_path: Path) -> None:
     model = head_models.write_read(tmp_path)
     head = head_models.write_block(tmp_path, DFLASH, mask=None)
     assert "no mask token" in refusal(model, "draft-dflash", head)
+
+
+@pytest.mark.parametrize(
+    ("arch", "spec_type", "words"),
+    [
+        ("exaone-moe", "draft-mtp", "llama.cpp keeps them in the file, but does not compute them"),
+        ("phi3", "draft-mtp", "llama.cpp does not compute MTP heads for it"),
+        ("phi3", "draft-dspark", "llama.cpp does not give out what goes into its layers"),
+        ("qwen4exp", "draft-eagle3", "no such model has been tried; a later trioserve may have it"),
+    ],
+)
+def test_why_an_architecture_has_no_heads(arch: str, spec_type: str, words: str) -> None:
+    assert head_families.refusal(arch, spec_type).startswith(
+        f"{spec_type} is not there for the architecture {arch}: {words}"
+    )
 
 
 # -- what is chosen
