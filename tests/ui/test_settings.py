@@ -76,7 +76,7 @@ def test_a_chat_is_saved_as_markdown(chat: ChatPage, script: PacedScript, tmp_pa
     download.value.save_as(tmp_path / "chat.md")
     text = (tmp_path / "chat.md").read_text()
     assert re.fullmatch(
-        r"# Is it so\?\n\n## You\n\nIs it so\?\n\n## Answer \(\w+\)\n\nIt is \*\*so\*\*\.\n", text
+        r"# Is it so\?\n\n## You\n\nIs it so\?\n\n## Answer( \(\w+\))?\n\nIt is \*\*so\*\*\.\n", text
     )
 
 
@@ -137,3 +137,65 @@ def test_an_answer_is_read_aloud(chat: ChatPage, script: PacedScript) -> None:
     assert chat.page.evaluate("window.said") == "One word.\nAnd another."
     chat.button("Stop reading").click()
     expect(chat.button("Stop reading")).to_have_count(0)
+
+
+def test_a_model_that_only_embeds_compares_texts(chat: ChatPage) -> None:
+    def props(route: Any) -> None:
+        route.fulfill(json={**route.fetch().json(), "endpoint_chat": False})
+
+    vectors = {"one": [1, 0], "uno": [3, 4], "two": [0, 2]}
+
+    def embed(route: Any) -> None:
+        texts = route.request.post_data_json["input"]
+        route.fulfill(json={"data": [{"embedding": vectors[text]} for text in texts]})
+
+    chat.page.route("**/props", props)
+    chat.page.route("**/v1/embeddings", embed)
+    chat.page.reload()
+    chat.page.get_by_label("Texts").fill("one\n\nuno\ntwo")
+    expect(chat.composer).to_have_count(0)
+    chat.button("Compare").click()
+    cells = chat.page.get_by_role("region", name="How alike the texts are").get_by_role("cell")
+    expect(cells).to_have_text(
+        ["1.00", "0.60", "0.00", "0.60", "1.00", "0.80", "0.00", "0.80", "1.00"]
+    )
+    assert violations(chat.page) == []
+
+
+def test_a_question_gets_the_nearest_parts_of_a_long_document(chat: ChatPage) -> None:
+    text = "".join(f"Line {number} is about nothing.\n" for number in range(400))
+    text = text.replace("Line 250 is about nothing", "Line 250 says that the key is 4711")
+
+    def props(route: Any) -> None:
+        told = {**route.fetch().json(), "endpoint_embeddings": True}
+        told["default_generation_settings"]["n_ctx"] = 1024
+        route.fulfill(json=told)
+
+    def models(route: Any) -> None:
+        told = route.fetch().json()
+        told["data"][0]["meta"]["n_ctx"] = 1024
+        route.fulfill(json=told)
+
+    def embed(route: Any) -> None:
+        texts = route.request.post_data_json["input"]
+        vectors = [[1, 0] if "key" in one else [0, 1] for one in texts]
+        route.fulfill(json={"data": [{"embedding": one} for one in vectors]})
+
+    for path, answer in {"props": props, "v1/models": models, "v1/embeddings": embed}.items():
+        chat.page.route(f"**/{path}", answer)
+    chat.page.reload()
+    with chat.page.expect_file_chooser() as chooser:
+        chat.page.get_by_role("button", name=re.compile("^Attach")).click()
+    chooser.value.set_files(
+        [{"name": "long.txt", "mimeType": "text/plain", "buffer": text.encode()}]
+    )
+    (said,) = body_sent(chat, "What is the key?")["messages"]
+    assert "the key is 4711" in said["content"] and len(said["content"]) < 1500
+    assert re.search(r"File: long.txt, characters \d+ to \d+ of \d+\n", said["content"])
+    fold = chat.questions.first.get_by_role("button", name="1 part of the documents was found")
+    fold.click()
+    expect(chat.questions.first.get_by_role("blockquote")).to_contain_text("4711")
+    body = body_sent(chat, "And nothing?")
+    assert len(body["messages"]) == 3 and body["messages"][0] == said
+    assert "File: long.txt" in body["messages"][2]["content"]
+    assert violations(chat.page) == []

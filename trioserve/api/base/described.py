@@ -256,6 +256,9 @@ def properties_of(server: ModelServer) -> dict[str, Any]:
             "audio": modalities.audio,
         },
         "media_marker": media_marker(),
+        "endpoint_chat": not config.serves_embeddings,
+        "endpoint_embeddings": not config.reranking
+        and (config.embeddings or config.embd_ctx_size > 0),
         "endpoint_slots": config.slots_endpoint,
         "endpoint_props": config.props_endpoint,
         "endpoint_metrics": config.metrics_endpoint,

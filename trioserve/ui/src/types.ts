@@ -12,6 +12,13 @@ export interface Attachment {
   data?: Blob;
 }
 
+/** A part of an attached text, by its characters. */
+export interface Part {
+  file: string;
+  from: number;
+  to: number;
+}
+
 export interface ToolCall {
   id: string;
   name: string;
@@ -93,6 +100,8 @@ export interface Message {
   /** What came before the content, where the server made calls for the model. */
   steps?: Step[];
   attachments: Attachment[];
+  /** Of documents that are too long, here or in earlier messages: what of them is sent with this one. */
+  parts?: Part[];
   model: string;
   createdAt: number;
   state: MessageState;
@@ -239,6 +248,8 @@ export interface Props {
   model_path?: string;
   modalities?: Record<string, boolean>;
   chat_template_caps?: Record<string, boolean>;
+  endpoint_chat?: boolean;
+  endpoint_embeddings?: boolean;
   endpoint_slots?: boolean;
   endpoint_metrics?: boolean;
   endpoint_tools?: boolean;

@@ -5,6 +5,7 @@ import { useEffect } from "preact/hooks";
 import { Icon } from "../icon";
 import { openChat } from "../state/chats";
 import { runs } from "../state/runs";
+import { props } from "../state/server";
 import { settings } from "../state/settings";
 import { t } from "../words";
 import { mediaTaken } from "./attachments";
@@ -27,6 +28,7 @@ const Activity = later(async () => (await import("./Activity")).Activity);
 const Settings = later(async () => (await import("./Settings")).Settings);
 const Models = later(async () => (await import("./Models")).Models);
 const LoadForm = later(async () => (await import("./LoadForm")).LoadForm);
+const Embeddings = later(async () => (await import("./Embeddings")).Embeddings);
 const Draw = later(async () => (await import("./Draw")).Draw);
 const Help = later(async () => (await import("./Help")).Help);
 
@@ -64,14 +66,22 @@ function Column({ covered }: { covered: boolean }): VNode {
   return (
     <main class={isEmpty.value ? "column empty" : "column"} inert={covered}>
       <Header />
-      {isOpen.value && (isEmpty.value ? <Welcome /> : <Conversation />)}
+      {props.value?.endpoint_chat === false ? <Embeddings /> : isOpen.value && <Chat isEmpty={isEmpty.value === true} />}
+    </main>
+  );
+}
+
+function Chat({ isEmpty }: { isEmpty: boolean }): VNode {
+  return (
+    <>
+      {isEmpty ? <Welcome /> : <Conversation />}
       <div class="dock">
         <Notices />
         <RunStatus />
         <Outbox />
         <Composer />
       </div>
-    </main>
+    </>
   );
 }
 

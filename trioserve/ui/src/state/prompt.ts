@@ -87,7 +87,7 @@ async function saidBy(message: Message, path: readonly Message[], index: number)
   if (role === "tool") return { role, content, tool_call_id: callAnsweredBy(path, index) };
   if (role !== "assistant") {
     const media = await Promise.all(attachments.filter((file) => file.data).map(mediaPart));
-    const text = withFiles(content, attachments.filter((file) => !file.data));
+    const text = textOf(message, path);
     return { role, content: media.length > 0 ? [...media, ...partsOf(text)] : text };
   }
   const said: Said = { role, content };
@@ -97,6 +97,18 @@ async function saidBy(message: Message, path: readonly Message[], index: number)
     said.tool_calls = message.toolCalls.map(called);
   }
   return said;
+}
+
+/** What a person wrote, with the texts of files: whole, or the parts that were found for it. */
+function textOf({ content, attachments, parts }: Message, path: readonly Message[]): string {
+  const files = attachments.filter((file) => !file.data);
+  if (!parts) return withFiles(content, files);
+  const documents = path.flatMap((one) => one.attachments);
+  const pieces = parts.map((part) => {
+    const { name, text } = documents.find(({ id }) => id === part.file) ?? { name: "", text: "" };
+    return { name: `${name}, characters ${part.from + 1} to ${part.to} of ${text.length}`, text: text.slice(part.from, part.to) };
+  });
+  return withFiles(content, pieces);
 }
 
 function called({ id, name, arguments: written }: ToolCall): unknown {
@@ -151,7 +163,7 @@ function callAnsweredBy(path: readonly Message[], index: number): string {
 }
 
 /** Text files come before the question, each in a fence that its text cannot close. */
-export function withFiles(text: string, files: readonly Attachment[]): string {
+export function withFiles(text: string, files: readonly Pick<Attachment, "name" | "text">[]): string {
   const written = files.map((file) => `File: ${file.name}\n${fenced(file.text)}`);
   return [...written, text].filter(Boolean).join("\n\n");
 }

@@ -5,9 +5,11 @@ import { t } from "../words";
 import { modelOf } from "./choice";
 import { sentOf, systemWith } from "./context";
 import { reading } from "./db";
+import { areTooLong } from "./lengths";
 import { newId } from "./ids";
 import { bodyFor, DENIED } from "./prompt";
 import { stopRuns, write } from "./runs";
+import { contextSizeOf, props } from "./server";
 import { settings } from "./settings";
 import { change, chatOf, checkIsCurrent, openChat, openTree } from "./shown";
 import { toolsFor } from "./tools";
@@ -29,6 +31,21 @@ export async function send(text: string, attachments: Attachment[], id = opened(
   await ask(place, question(place, place.chat.leaf, text, attachments));
 }
 
+/** Whether documents are longer than the context, so that a question gets parts of them. */
+function isForParts({ chat, tree }: Place, { parent, attachments }: Message): boolean {
+  if (!props.peek()?.endpoint_embeddings) return false;
+  const size = contextSizeOf(modelOf(chat));
+  return areTooLong(attachments.filter(({ data }) => !data), size) || pathTo(tree, parent).some(({ parts }) => parts);
+}
+
+/** Choose the parts of documents that a question gets. */
+async function withParts({ chat, tree }: Place, asked: Message): Promise<Message> {
+  const { documentsIn, partsFor } = await import("./documents");
+  const model = modelOf(chat);
+  const documents = [...documentsIn(pathTo(tree, asked.parent)), ...asked.attachments.filter(({ data }) => !data)];
+  return { ...asked, parts: await partsFor(asked.content, documents, contextSizeOf(model), model) };
+}
+
 /** End the answer that a chat is being given. Its received part stays. */
 export async function stop(chat: string): Promise<void> {
   await stopRuns(chat);
@@ -39,6 +56,11 @@ export async function regenerate(message: string, model?: string): Promise<void>
   const { id, role, parent } = found(message);
   await stopRuns(opened().chat.id);
   await answer(opened(), role === "assistant" ? parent : id, [], model);
+}
+
+/** An attached file of the open chat. */
+export function documentOf(id: string): Attachment | undefined {
+  return [...openTree().values()].flatMap(({ attachments }) => attachments).find((one) => one.id === id);
 }
 
 /** Another version of a message of the open chat. */
@@ -168,7 +190,7 @@ function question({ chat, tree }: Place, parent: string | null, content: string,
 }
 
 async function ask(place: Place, asked: Message): Promise<void> {
-  await answer(place, asked.id, [asked]);
+  await answer(place, asked.id, [isForParts(place, asked) ? await withParts(place, asked) : asked]);
 }
 
 /** Add messages to a chat, and have the last of them answered. */

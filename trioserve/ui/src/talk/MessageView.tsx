@@ -16,6 +16,7 @@ import { EditForm } from "./EditForm";
 import { Markdown } from "./Markdown";
 import { memo } from "./memo";
 import { Odds } from "./Odds";
+import { Parts } from "./Parts";
 import { PageCalls } from "./PageCalls";
 import { Problem } from "./Problem";
 import { Reasoning } from "./Reasoning";
@@ -64,6 +65,7 @@ function UserMessage(properties: MessageProps): VNode {
         <>
           <Attachments list={message.attachments} />
           {message.content && <Bubble text={message.content} />}
+          {message.parts && <Parts parts={message.parts} />}
         </>
       )}
       {!editing && <Actions {...properties} edit={edit} />}

@@ -1,1 +1,0 @@
-import{c as a,d as b}from"./chunk-67GTC37C.js";import"./chunk-7WTOQAUL.js";import"./chunk-4RFXEOM3.js";import"./chunk-HS7TDHK4.js";import"./chunk-RWKXD27U.js";import"./chunk-G6L6H7AD.js";import"./chunk-JYLKPW3I.js";import"./chunk-AF5E6NIH.js";import"./chunk-QZCTF3JV.js";import"./chunk-IB3OMPMT.js";export{a as Models,b as fits};

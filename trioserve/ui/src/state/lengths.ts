@@ -1,0 +1,16 @@
+// How much of the model's context documents may fill.
+
+import type { Attachment } from "../types";
+
+/** Characters of a token, as an average of languages that errs on the short side. */
+const PER_TOKEN = 3;
+
+/** The characters of documents that a context of so many tokens has room for. */
+export function roomFor(contextSize: number): number {
+  return (contextSize / 2) * PER_TOKEN;
+}
+
+/** Whether files are too long to be sent as they are. `contextSize` is in tokens; 0: not known. */
+export function areTooLong(files: readonly Attachment[], contextSize: number): boolean {
+  return contextSize > 0 && files.reduce((sum, { text }) => sum + text.length, 0) > roomFor(contextSize);
+}
