@@ -97,7 +97,7 @@ export const translations = {
   "Read files": ["Dateien lesen", "读取文件"],
   "Reads text files in the folder.": ["Liest Textdateien im Ordner.", "读取文件夹中的文本文件。"],
   "Write files": ["Dateien schreiben", "写入文件"],
-  "Creates files, and replaces those that are there.": ["Legt Dateien an und ersetzt vorhandene.", "创建文件，并替换已有的文件。"],
+  "Creates files, and replaces others.": ["Legt Dateien an und ersetzt vorhandene.", "创建文件，并替换已有的文件。"],
   "Edit files": ["Dateien bearbeiten", "编辑文件"],
   "Changes lines of a file.": ["Ändert Zeilen einer Datei.", "修改文件中的行。"],
   "Find files": ["Dateien finden", "查找文件"],

@@ -5,7 +5,7 @@ import { t, type Text } from "../words";
 
 const WORDS: Record<string, { title: Text; help: Text }> = {
   read_file: { title: "Read files", help: "Reads text files in the folder." },
-  write_file: { title: "Write files", help: "Creates files, and replaces those that are there." },
+  write_file: { title: "Write files", help: "Creates files, and replaces others." },
   edit_file: { title: "Edit files", help: "Changes lines of a file." },
   file_glob_search: { title: "Find files", help: "Looks for files by their names." },
   grep_search: { title: "Search in files", help: "Looks for words in the files of the folder." },

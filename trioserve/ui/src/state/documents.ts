@@ -12,13 +12,13 @@ const OVERLAP = 150;
 const known = new Map<string, Float32Array>();
 const MOST_KNOWN = 5_000;
 
-/** The documents of a chat of which only parts were sent. */
+/** The documents of a chat that were sent in parts. */
 export function documentsIn(path: readonly Message[]): Attachment[] {
   const used = new Set(path.flatMap(({ parts = [] }) => parts.map(({ file }) => file)));
   return path.flatMap(({ attachments }) => attachments).filter(({ id }) => used.has(id));
 }
 
-/** Find the parts of documents that are nearest to a question, as many as the context has room for. */
+/** Find the parts of documents that are nearest to a question, until the context has no more room. */
 export async function partsFor(
   question: string,
   documents: readonly Attachment[],

@@ -5,7 +5,7 @@ import type { Attachment } from "../types";
 /** Characters of a token, as an average of languages that errs on the short side. */
 const PER_TOKEN = 3;
 
-/** The characters of documents that a context of so many tokens has room for. */
+/** Characters of documents that fit into a context of some tokens. */
 export function roomFor(contextSize: number): number {
   return (contextSize / 2) * PER_TOKEN;
 }

@@ -1,1 +1,0 @@
-import{c as a,d as b}from"./chunk-QWAXNPP3.js";import"./chunk-TQ6IGOF6.js";import"./chunk-F5MSQM7N.js";import"./chunk-CRBYV7HO.js";import"./chunk-CPM26VB4.js";import"./chunk-XYAR6GYP.js";import"./chunk-JYLKPW3I.js";import"./chunk-BULEUPBY.js";import"./chunk-UW47E7YP.js";import"./chunk-N4SY62UZ.js";import"./chunk-IB3OMPMT.js";export{a as Models,b as fits};
