@@ -86,6 +86,7 @@ from .errors import (
     TranscriberError as TranscriberError,
     TrioServeError as TrioServeError,
     UnavailableError as UnavailableError,
+    UnknownFileError as UnknownFileError,
     UnknownModelError as UnknownModelError,
     UnknownQuantError as UnknownQuantError,
     UnknownToolCallError as UnknownToolCallError,

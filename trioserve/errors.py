@@ -138,6 +138,12 @@ class InvalidRequestError(TrioServeError):
         return cls(f"'{param}' {problem}", param=param)
 
 
+class UnknownFileError(InvalidRequestError):
+    """A request names an uploaded file that is not stored, or is another client's."""
+
+    code = "file_not_found"
+
+
 class ContextLengthExceededError(InvalidRequestError):
     """The prompt has more tokens than a sequence can hold."""
 

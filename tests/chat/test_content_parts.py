@@ -22,7 +22,12 @@ from trioserve.chat.messages import (
     parse_messages,
     write_document,
 )
-from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
+from trioserve.errors import (
+    InvalidMediaError,
+    InvalidRequestError,
+    UnknownFileError,
+    UnsupportedFieldError,
+)
 from trioserve.types import (
     DecodedDocument,
     DecodedImage,
@@ -159,7 +164,7 @@ def test_a_path_is_read_where_it_is_sent(tmp_path: Path) -> None:
         ),
         ({"type": "input_audio", "input_audio": {}}, InvalidRequestError, "input_audio"),
         ({"type": "video_url", "video_url": {}}, InvalidRequestError, "video_url"),
-        ({"type": "file", "file": {"file_id": "f"}}, UnsupportedFieldError, "file.file_id"),
+        ({"type": "file", "file": {"file_id": "f"}}, UnknownFileError, "file.file_id"),
         ({"type": "file", "file": {"filename": "f"}}, InvalidRequestError, "file.file_data"),
         (
             {"type": "file", "file": {"file_data": f"data:application/zip;base64,{BASE64}"}},

@@ -28,6 +28,7 @@ from trioserve.api import (
     vllm,
 )
 from trioserve.api.base import vendors
+from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.routes import Route
 from trioserve.api.edge.app import App
 from trioserve.api.openai import responses
@@ -57,7 +58,7 @@ vendors.register(
 def make_app(state: AppState) -> App:
     """Make the app of a state: of one model, or of many."""
     app = App(state)
-    state.settle = stored.settle
+    state.settle, state.read_uploads = stored.settle, stored.read_uploads
     own = (openapi.routes, pages.routes, proxy.routes, tools.routes, stored.ROUTES, streams.routes)
     for routes in own:
         _add(app, state, routes)
@@ -70,6 +71,8 @@ def _add(app: App, state: AppState, routes: Iterable[Route]) -> None:
         answer = state.answer_of(route)
         if route.takes is not None and issubclass(route.takes, StoringRequest):
             answer = stored.stored(route, state, answer)
+        if route.takes is ChatRequest and not route.path.endswith("/input_tokens"):
+            answer = stored.stored_chats(state, answer)
         answer = state.patient(route, answer)
         if route.header:
             state.routes.append(route)

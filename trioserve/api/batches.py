@@ -44,6 +44,9 @@ _T = TypeVar("_T")
 _log = get_logger("trioserve.api.batches")
 
 KIND, FILE = "batch", "file"
+
+#: A batch of messages, as Anthropic's API has them, and its results.
+MESSAGES, RESULTS = "message_batch", "batch_results"
 PENDING, DATA = "pending", "data"
 
 #: A record that becomes a file when its batch ends, and the two kinds of such files.
@@ -65,7 +68,15 @@ _MAX_GIVEN_UP, _MAX_GIVEN_UP_BYTES = 100, 2**20
 
 #: What a line is answered with if nothing could be done with it.
 _EXPIRED = {"code": "batch_expired", "message": "The batch expired before this line was answered."}
+_CANCELLED = {"code": "batch_cancelled", "message": "The batch was cancelled before this line."}
+_FAILED = {"code": "batch_failed", "message": "The batch failed before this line was answered."}
 _DAMAGED = {"code": "line_damaged", "message": "The line in the store is damaged."}
+
+#: What the lines get that are given up, by how their batch ends.
+_GIVEN_UP = {"expired": _EXPIRED, "cancelled": _CANCELLED, "failed": _FAILED}
+
+#: By the code of such an error: what Anthropic's API has in its place, which is no error there.
+_ENDS = {_EXPIRED["code"]: "expired", _CANCELLED["code"]: "canceled"}
 
 #: Statuses below 500 that are not about the request itself: of its API key, or of what the server
 #: does at the moment.
@@ -109,8 +120,9 @@ class Batches:
 
     async def _resume(self) -> None:
         """Run the batches that another process has left."""
-        for record in await self._surely(lambda records: records.open_ones(KIND)):
-            self.start(record)
+        for kind in (KIND, MESSAGES):
+            for record in await self._surely(partial(Records.open_ones, kind=kind)):
+                self.start(record)
 
     def start(self, batch: Record) -> None:
         """Run a batch that is in the store, once the model is loaded. It is started once.
@@ -132,7 +144,9 @@ class Batches:
     async def _live(self, batch: Record) -> None:
         try:
             # It may be over: it was read some time ago.
-            now = await self._surely(lambda records: records.find(batch.id, KIND, batch.owner))
+            now = await self._surely(
+                lambda records: records.find(batch.id, batch.kind, batch.owner)
+            )
             if now is None or not now.is_open:
                 return
             end = "cancelled"
@@ -231,7 +245,7 @@ class Batches:
             try:
                 return await self._ask(batch, line, caller)
             except RecordDamagedError:
-                return ERRORS, _line(batch.id, line.n, None, error=_DAMAGED)
+                return ERRORS, _line(batch, line.n, None, error=_DAMAGED)
             except TrioServeError as error:  # there is no memory, or too much waits for a thread
                 reply, id_ = errors.reply(error, path), None
                 if _is_final(reply.status):
@@ -330,24 +344,46 @@ async def _written(
 
     def write() -> Part:
         told = {"status_code": reply.status, "request_id": caller.request_id, "body": make()}
-        return _line(batch.id, n, id_, response=told)
+        return _line(batch, n, id_, response=told)
 
     return OUTPUT if reply.status == 200 else ERRORS, await offload(write, size, LONG)
 
 
-def _line(id_: str, n: int, custom_id: str | None, **fields: Any) -> Part:
-    written = {
-        "id": f"batch_req_{id_.removeprefix('batch_')}_{n}",
-        "custom_id": custom_id,
-        "response": None,
-        "error": None,
-        **fields,
-    }
+def _line(
+    batch: Record,
+    n: int,
+    custom_id: str | None,
+    *,
+    response: Mapping[str, Any] | None = None,
+    error: Mapping[str, str] | None = None,
+) -> Part:
+    """Write the answer to a line as the API of its batch has it."""
+    written: dict[str, Any] = {"custom_id": custom_id}
+    if batch.kind == MESSAGES:
+        written["result"] = _result_of(response, error)
+    else:
+        id_ = f"batch_req_{batch.id.removeprefix('batch_')}_{n}"
+        written = {"id": id_, **written, "response": response, "error": error}
     return Part(n, "", "".join(sse.encode_in_steps(written)).encode(errors="replace") + b"\n")
 
 
+def _result_of(
+    response: Mapping[str, Any] | None, error: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Write the result of one message."""
+    if response is not None and response["status_code"] == 200:
+        return {"type": "succeeded", "message": response["body"]}
+    if response is not None:
+        return {"type": "errored", "error": response["body"]}
+    assert error is not None
+    if (kind := _ENDS.get(error["code"])) is not None:
+        return {"type": kind}
+    told = {"type": "api_error", "message": error["message"]}
+    return {"type": "errored", "error": {"type": "error", "error": told, "request_id": None}}
+
+
 async def add_batch(
-    store: Store, owner: bytes, body: Mapping[str, Any], lines: Sequence[Part]
+    store: Store, kind: str, owner: bytes, body: Mapping[str, Any], lines: Sequence[Part]
 ) -> Record:
     """Add a batch whose lines are to be answered. Raises StoreFullError."""
     id_, n_bytes = body["id"], sum(len(line.body) for line in lines)
@@ -361,9 +397,9 @@ async def add_batch(
             _add_file(records, id_, owner, name)
 
     await store.do(check)
-    await store.add(id_, KIND, owner, body, parts=(PENDING, lines), is_open=True, then=add_files)
+    await store.add(id_, kind, owner, body, parts=(PENDING, lines), is_open=True, then=add_files)
     # It is not read again: what is in the store is started, whatever happens to the store now.
-    return Record(id_, KIND, owner, body["created_at"], True, Part.of(0, "", body).body)
+    return Record(id_, kind, owner, body["created_at"], True, Part.of(0, "", body).body)
 
 
 def _file_id(batch: str, name: str) -> str:
@@ -391,17 +427,19 @@ def _keep(records: Records, *, batch: Record, written: _Written) -> None:
 
 
 def _count(records: Records, batch: Record, name: str, number: int) -> None:
-    if (now := records.find(batch.id, KIND, batch.owner)) is not None:
-        now.body["request_counts"][name] += number
+    if (now := records.find(batch.id, batch.kind, batch.owner)) is not None:
+        counts = now.body["request_counts"]
+        counts[name] = counts.get(name, 0) + number
         records.change(batch.id, now.body, is_open=True)
 
 
 def _give_up_some(records: Records, *, batch: Record, end: str) -> bool:
-    """Remove some pending lines; of a batch that has expired, errors take their place.
+    """Remove some pending lines; errors take their place, but for some batches in OpenAI's form.
 
     Returns whether there were any.
     """
     n_given_up = n_bytes = 0
+    has_errors = end == "expired" or batch.kind == MESSAGES
     while n_given_up < _MAX_GIVEN_UP and n_bytes < _MAX_GIVEN_UP_BYTES:
         late = next(iter(records.parts(batch.id, PENDING, limit=1)), None)
         if late is None:
@@ -409,12 +447,13 @@ def _give_up_some(records: Records, *, batch: Record, end: str) -> bool:
         records.remove(batch.id, PENDING, late.n)
         n_given_up += 1
         n_bytes += len(late.body)
-        if end == "expired":
-            error = _line(batch.id, late.n, _id_in(late), error=_EXPIRED)
+        if has_errors:
+            error = _line(batch, late.n, _id_in(late), error=_GIVEN_UP[end])
             with suppress(StoreFullError):  # the bytes of the line are free, but it needs more
                 records.append(_file_id(batch.id, ERRORS), DATA, [error])
-    if n_given_up and end == "expired":
-        _count(records, batch, "failed", n_given_up)
+    if n_given_up and has_errors:
+        code = _GIVEN_UP[end]["code"] if batch.kind == MESSAGES else ""
+        _count(records, batch, _ENDS.get(code, "failed"), n_given_up)
     return n_given_up > 0
 
 
@@ -427,7 +466,7 @@ def _id_in(line: Part) -> str | None:
 
 def _finish(records: Records, *, batch: Record, end: str, error: TrioServeError | None) -> None:
     """End a batch whose lines are answered or given up, and show its files that have lines."""
-    now = records.find(batch.id, KIND, batch.owner)
+    now = records.find(batch.id, batch.kind, batch.owner)
     if now is None or not now.is_open:
         return
     body, moment = body_of(now), int(time.time())
@@ -435,7 +474,7 @@ def _finish(records: Records, *, batch: Record, end: str, error: TrioServeError 
         id_ = _file_id(batch.id, name)
         if n_bytes := records.size_of(id_, DATA):
             file = file_body(f"{batch.id}_{name}.jsonl", n_bytes, "batch_output", id_)
-            records.change(id_, file, kind=FILE)
+            records.change(id_, file, kind=FILE if batch.kind == KIND else RESULTS)
             body[f"{name}_file_id"] = id_
         else:
             records.delete(id_)

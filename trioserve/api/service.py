@@ -35,6 +35,7 @@ from trioserve.api.connections import Connections
 from trioserve.api.sessions import Sessions
 from trioserve.api.tools.calls import ClientToolCalls
 from trioserve.api.tools.proxy import Proxy
+from trioserve.chat.uploads import Upload
 from trioserve.concurrency import Feed, Gate, Phase, alongside
 from trioserve.config import Config
 from trioserve.errors import (
@@ -91,6 +92,10 @@ class AppState(Connections, Models):
         self.streams = Sessions()  # that outlive the connections of their readers
         self._store: Store | None = None
         self.stored_runs: dict[str, Any] = {}  # responses in the background that run, by id
+        #: Reads files that clients have uploaded. Set by what makes the app.
+        self.read_uploads: Callable[
+            [AppState, Sequence[str], Caller], Awaitable[Mapping[str, Upload]]
+        ]
         #: Ends what was running in the store when the last server ended. Set by what makes the app.
         self.settle: Callable[[Records], None]
         self._own_memory = MemoryBudget.of(config)
@@ -152,6 +157,10 @@ class AppState(Connections, Models):
         except Exception as error:
             caller.tally.error = raised_alone(error)
             return errors.reply(caller.tally.error, incoming.path)
+
+    async def uploads(self, ids: Sequence[str], caller: Caller) -> Mapping[str, Upload]:
+        """Read files that a caller has uploaded."""
+        return await self.read_uploads(self, ids, caller)
 
     @property
     def proxy(self) -> Proxy:

@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 import attrs
 
 from trioserve.chat.data_urls import MAX_URL, UNTYPED, decode_base64, split_data_url
+from trioserve.chat.uploads import upload_of
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
 from trioserve.types import DecodedDocument, DocumentSource, MediaKind, MediaSource
@@ -483,7 +484,6 @@ def parse_media_part(kind: str, part: Mapping[str, Any], path: str) -> dict[str,
     """Read a content part whose `type` is `kind`. None: that is no type of media.
 
     Raises:
-        UnsupportedFieldError: it is a file that the client has uploaded before.
         InvalidRequestError: something is missing or of the wrong type; `param` names it.
     """
     value, path = part.get(kind), f"{path}.{kind}"
@@ -536,28 +536,34 @@ def source_of(text: object, kind: MediaKind | None, param: str) -> MediaSource:
 
 
 def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Read OpenAI's object of a file, with ``file_data``: a document, or media.
+    """Read OpenAI's object of a file, with its data, URL or id: a document, or media.
 
     Raises:
-        UnsupportedFieldError: it is a file that the client has uploaded, or of no known type.
+        UnknownFileError: it is one that the client should have uploaded.
+        UnsupportedFieldError: it is of no known type.
         InvalidMediaError: it is not valid base64.
         InvalidRequestError: something is of the wrong type. All name the field.
     """
-    if given.get("file_id") is not None:
-        raise UnsupportedFieldError.at(
-            f"{path}.file_id", "is not supported: no files are kept here. Send 'file_data'."
-        )
     filename = "" if given.get("filename") is None else _text(given, "filename", path)
+    if given.get("file_id") is not None:
+        upload = upload_of(given, path)
+        return _content_part(upload.data, filename or upload.name, f"{path}.file_id")
     field = "file_data" if given.get("file_url") is None else "file_url"
-    param, media_type = f"{path}.{field}", ""
+    param = f"{path}.{field}"
     data = _text(given, field, path).strip()
     if data[:5].lower() == "data:":
         media_type, content = split_data_url(data, param)
-    else:
-        source = source_of(data, None, param)
-        if source.data is None:
-            return later(DocumentSource(url=source.url, name=filename, param=param))
-        content = source.data
+        return _content_part(content, filename, param, media_type)
+    source = source_of(data, None, param)
+    if source.data is None:
+        return later(DocumentSource(url=source.url, name=filename, param=param))
+    return _content_part(source.data, filename, param)
+
+
+def _content_part(
+    content: bytes, filename: str, param: str, media_type: str = ""
+) -> dict[str, Any]:
+    """Make a content part of a file whose type the client says, or does not say."""
     kind = _KINDS.get(media_type.partition("/")[0])
     if kind is None:
         if (part := document_part(content, name=filename, param=param)) is not None:

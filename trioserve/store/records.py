@@ -263,6 +263,10 @@ class Records:
         """Have a record found that was added as `DRAFT`."""
         self._sql("UPDATE records SET is_open = ? WHERE id = ?", (is_open, id))
 
+    def hide(self, id: str) -> None:
+        """Have a record not found that is to be deleted. If it is not, the next start does."""
+        self._sql("UPDATE records SET is_open = ? WHERE id = ?", (DRAFT, id))
+
     def delete(self, id: str) -> None:
         """Delete a record and its parts, if it exists."""
         self._sql("DELETE FROM records WHERE id = ?", (id,))
@@ -275,7 +279,7 @@ class Records:
         if len(some) == len(found):
             self.delete(id)
             return False
-        self._sql("UPDATE records SET is_open = ? WHERE id = ?", (DRAFT, id))
+        self.hide(id)
         self._many("DELETE FROM parts WHERE rowid = ?", [(row,) for row, _ in some])
         return True
 

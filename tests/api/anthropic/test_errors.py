@@ -47,9 +47,8 @@ ERRORS: list[tuple[str, str, bytes, int, str, str]] = [
         "'messages' is required.",
     ),
     (
-        *("POST", "/v1/messages/batches", b"{}", 404, "not_found_error"),
-        "Anthropic's /v1/messages/batches is not served: /v1/batches takes batches in "
-        "OpenAI's form.",
+        *("POST", "/v1/complete", b"{}", 404, "not_found_error"),
+        "Anthropic's /v1/complete is not served: /v1/messages takes its place.",
     ),
     (
         *("GET", "/v1/messages", b"", 405, "invalid_request_error"),

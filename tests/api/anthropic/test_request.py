@@ -239,10 +239,14 @@ BLOCKS: Wrong = [
     (image(), "source.type", "is required."),
     (
         image(type="file", file_id="f"),
-        "source.type",
-        "is 'file', and no files are kept here; send the file itself.",
+        "source.file_id",
+        "names no file that is stored here.",
     ),
-    (image(type="text", data="x"), "source.type", "is 'text'; it must be one of base64, url."),
+    (
+        image(type="text", data="x"),
+        "source.type",
+        "is 'text'; it must be one of base64, url, file.",
+    ),
     (image(**PNG), "source.data", "is required."),
     (image(type="base64", data="aGk="), "source.media_type", "is required."),
     (image(type="base64", media_type="text/plain", data="aGk="), "source.media_type", NO_IMAGE),
@@ -256,7 +260,7 @@ BLOCKS: Wrong = [
     (
         document(type="pdf"),
         "source.type",
-        "is 'pdf'; it must be one of base64, text, content, url.",
+        "is 'pdf'; it must be one of base64, text, content, url, file.",
     ),
     (document(**PDF, data="/w=="), "source.data", "is neither a PDF nor a text."),
     (document(type="text", data="x") | {"title": 5}, "title", "must be a string."),

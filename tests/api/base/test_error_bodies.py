@@ -168,6 +168,20 @@ async def a_field_within_a_message() -> httpx.Response:
 
 
 @answers(
+    errors.UnknownFileError,
+    400,
+    "'messages[0].content[0].file.file_id' names no file that is stored here.",
+    param="messages[0].content[0].file.file_id",
+    code="file_not_found",
+)
+async def a_file_that_was_not_uploaded() -> httpx.Response:
+    async with client_of() as client:
+        part = {"type": "file", "file": {"file_id": "file-none"}}
+        body = {"messages": [{"role": "user", "content": [part]}]}
+        return await client.post("/v1/chat/completions", json=body)
+
+
+@answers(
     errors.InvalidRequestError,
     400,
     "The body is not valid JSON: Expecting value: line 1 column 1 (char 0).",

@@ -75,6 +75,9 @@ CLIENTS = {
     "/v1/conversations/<id_>/items/<item>",
     "/v1/usage", "/v1/files", "/v1/files/<id_>", "/v1/files/<id_>/content",
     "/v1/batches", "/v1/batches/<id_>", "/v1/batches/<id_>/cancel",
+    "/v1/messages/batches", "/v1/messages/batches/<id_>", "/v1/messages/batches/<id_>/cancel",
+    "/v1/messages/batches/<id_>/results", "/v1/chat/completions/<id_>",
+    "/v1/chat/completions/<id_>/messages",
     "/v1/stream", "/v1/stream/<id_>", "/v1/streams/lookup",
 }  # fmt: skip
 

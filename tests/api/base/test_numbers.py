@@ -18,7 +18,8 @@ NUMBERS = pytest.mark.parametrize("number", ["9" * 5000, "²"], ids=["long", "su
 def refused(answer: httpx.Response) -> Any:
     """The field that an answer with status 400 names."""
     assert answer.status_code == 400, answer.text
-    return answer.json()["error"]["param"]
+    error = answer.json()["error"]
+    return error["param"] if "param" in error else error["message"].split("'")[1]  # Anthropic's
 
 
 @NUMBERS

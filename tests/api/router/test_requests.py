@@ -125,7 +125,7 @@ async def test_what_has_no_route_goes_to_no_model() -> None:
                 404,
                 "not_found_error",
             )
-        wrong = await router.client.get("/v1/chat/completions")
+        wrong = await router.client.get("/v1/messages")
         assert wrong.status_code == 405
         assert wrong.headers["allow"] == "POST"
         assert (await router.client.post("/completion", content=b"{")).status_code == 400

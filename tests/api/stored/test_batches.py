@@ -177,7 +177,7 @@ async def test_what_is_no_batch_is_refused() -> None:
             assert answer.status_code == 400
             assert answer.json()["error"]["param"] == (param or "completion_window")
         answer = await client.post(
-            "/v1/files", data={"purpose": "vision"}, files={"file": ("a.png", b"x")}
+            "/v1/files", data={"purpose": "fine-tune"}, files={"file": ("a.png", b"x")}
         )
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "purpose")
 

@@ -23,6 +23,9 @@ from trioserve.config import Config
 
 KEYS = ("one", "two")
 CHATS = "/v1/chat/completions"
+MESSAGES = "/v1/messages/batches"
+MESSAGE = {"model": "a", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
+ANTHROPIC = {"anthropic-version": "2023-06-01"}
 
 
 def kind_of(route: Route) -> str:
@@ -35,6 +38,7 @@ KINDS = {kind_of(each) for each in ROUTES} - {"usage"}
 
 #: What the POSTs below an id need in their bodies.
 BODIES = {
+    "/v1/chat/completions/<id_>": {"metadata": {"of": "two"}},
     "/v1/conversations/<id_>": {"metadata": {"of": "two"}},
     "/v1/conversations/<id_>/items": {"items": [{"role": "user", "content": "Hi"}]},
 }
@@ -78,13 +82,13 @@ async def posted(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str,
     return made
 
 
-async def over(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
+async def over(client: httpx.AsyncClient, path: str, status: str = "status") -> dict[str, Any]:
     """Wait until a batch, or a response in the background, is over."""
     body: dict[str, Any] = {}
 
     async def is_over() -> bool:
         body.update((await client.get(path)).json())
-        return body["status"] not in ("queued", "in_progress")
+        return body[status] not in ("queued", "in_progress")
 
     await until(is_over)
     return body
@@ -104,7 +108,15 @@ async def stored(client: httpx.AsyncClient) -> dict[str, dict[str, str]]:
     response = await posted(client, "/v1/responses", model="a", input="Hi", background=True)
     assert (await over(client, f"/v1/responses/{response['id']}"))["status"] == "completed"
     items = (await client.get(f"/v1/conversations/{conversation}/items")).json()["data"]
+    messages = await posted(client, MESSAGES, requests=[{"custom_id": "1", "params": MESSAGE}])
+    ended = await over(client, f"{MESSAGES}/{messages['id']}", "processing_status")
+    assert ended["request_counts"]["succeeded"] == 1, ended
+    file = await client.post("/v1/files", files={"file": ("a", "Hi")}, headers=ANTHROPIC)
+    chat = await posted(client, CHATS, **asked, store=True, metadata={"of": "one"})
     return {
+        "chats": {"id_": chat["id"]},
+        "message_batches": {"id_": messages["id"]},
+        "message_files": {"id_": file.json()["id"]},
         "files": {"id_": batch["output_file_id"]},
         "batches": {"id_": batch["id"]},
         "conversations": {"id_": conversation, "item": items[0]["id"]},
@@ -114,8 +126,8 @@ async def stored(client: httpx.AsyncClient) -> dict[str, dict[str, str]]:
 
 def requests_to(
     names: dict[str, dict[str, str]],
-) -> Iterator[tuple[str, str, dict[str, Any] | None]]:
-    """The method, path and body of a request to each route below the id of something stored."""
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The method, path, body and headers of a request to each route below an id that is stored."""
     found = [each for each in ROUTES if "<" in each.path]
     assert {kind_of(each) for each in found} == KINDS
     for method in ORDER:
@@ -124,7 +136,8 @@ def requests_to(
             if route.method == ("GET" if method == "HEAD" else method):
                 parts = names[kind_of(route)]
                 path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", route.path).format(**parts)
-                yield method, path, BODIES.get(route.path, {}) if method == "POST" else None
+                body = BODIES.get(route.path, {}) if method == "POST" else None
+                yield method, path, {"json": body, "headers": ANTHROPIC if route.header else {}}
 
 
 def references() -> Iterator[tuple[str, str]]:
@@ -141,11 +154,11 @@ async def test_another_key_finds_nothing(place: str) -> None:
         assert names.keys() == KINDS
         wanted = list(requests_to(names))
         assert len(wanted) >= 22
-        for method, path, body in wanted:
-            answer = await two.request(method, path, json=body)
+        for method, path, more in wanted:
+            answer = await two.request(method, path, **more)
             assert answer.status_code == 404, (method, path, answer.text)
-        for method, path, body in wanted:  # for its owner, each of them is there
-            answer = await one.request(method, path, json=body)
+        for method, path, more in wanted:  # for its owner, each of them is there
+            answer = await one.request(method, path, **more)
             is_again = method == "DELETE" and path.startswith("/responses")  # by its short path
             is_over = path.endswith("/cancel") and "batch" in path
             expected = 404 if is_again else 400 if is_over else 200
@@ -154,17 +167,23 @@ async def test_another_key_finds_nothing(place: str) -> None:
 
 async def test_another_key_lists_nothing() -> None:
     lists = [
-        each.path
+        (each.path, ANTHROPIC if each.header else {})
         for each in ROUTES
         if kind_of(each) in KINDS and each.method == "GET" and "<" not in each.path
     ]
     assert lists
     async with clients("model") as (one, two):
         names = await stored(one)
-        for path in lists:
-            assert (await one.get(path)).json()["data"], path
-            for query in ("", *(f"?after={each['id_']}" for each in names.values())):
-                found = await two.get(f"{path}{query}")
+        for path, headers in lists:
+            assert (await one.get(path, headers=headers)).json()["data"], path
+            ids = [each["id_"] for each in names.values()]
+            after = "after_id" if headers or path == MESSAGES else "after"
+            for query in (
+                "",
+                *(f"?{after}={id_}" for id_ in ids),
+                *(f"?ids[]={id_}" for id_ in ids),
+            ):
+                found = await two.get(f"{path}{query}", headers=headers)
                 assert found.status_code == 400 or found.json()["data"] == [], (path, query)
 
 
@@ -175,7 +194,7 @@ async def test_another_key_continues_nothing(place: str) -> None:
     async with clients(place) as (one, two):
         names = await stored(one)
         for path, name in wanted:
-            body = {"model": "a", "input": "Hi", "endpoint": CHATS, "completion_window": "24h"}
+            body: dict[str, Any] = {"model": "a", "input": "Hi", "endpoint": CHATS}
             body[name] = names[REFERENCES[name]]["id_"]
             answer = await two.post(path, json=body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), path

@@ -51,6 +51,7 @@ from trioserve.chat.messages import (
     text_part,
     write_document,
 )
+from trioserve.chat.uploads import upload_of
 from trioserve.errors import InvalidMediaError, InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
 from trioserve.tools.web.tools import NOTHING, head_of
@@ -141,8 +142,11 @@ def _image(block: Mapping[str, Any], path: str) -> list[Part]:
     if kind == "url":
         found = source_of(required(source, "url", text, path), "image", f"{path}.url")
         return [media_part(found)]
+    if kind == "file":
+        data = upload_of(source, path).data
+        return [media_part(MediaSource(kind="image", data=data, param=f"{path}.file_id"))]
     if kind != "base64":
-        raise _unknown_source(kind, path, "base64", "url")
+        raise _unknown_source(kind, path, "base64", "url", "file")
     media_type = required(source, "media_type", text, path)
     if not media_type.lower().startswith("image/") and media_type.lower() not in UNTYPED:
         raise InvalidRequestError.at(
@@ -174,17 +178,23 @@ def _document(block: Mapping[str, Any], path: str) -> list[Part]:
         case "base64":
             param = f"{path}.data"
             data = data_of(required(source, "data", text, path), param)
-            part = document_part(data, name=name, about=about, param=param)
-            if part is None:
-                raise InvalidMediaError.at(param, "is neither a PDF nor a text.")
-            return [part]
+            return [_read_document(data, name, about, param)]
+        case "file":
+            upload = upload_of(source, path)
+            return [_read_document(upload.data, name or upload.name, about, f"{path}.file_id")]
         case "url":
             param = f"{path}.url"
             url = source_of(required(source, "url", text, path), None, param).url
             if url is None:
                 raise InvalidMediaError.at(param, "must be a URL of http, https or file.")
             return [later(DocumentSource(url=url, name=name, about=about, param=param))]
-    raise _unknown_source(kind, path, "base64", "text", "content", "url")
+    raise _unknown_source(kind, path, "base64", "text", "content", "url", "file")
+
+
+def _read_document(data: bytes, name: str, about: str, param: str) -> Part:
+    if (part := document_part(data, name=name, about=about, param=param)) is None:
+        raise InvalidMediaError.at(param, "is neither a PDF nor a text.")
+    return part
 
 
 def _written(said: str, name: str, about: str) -> Part:
@@ -226,11 +236,8 @@ def _source(block: Mapping[str, Any], path: str) -> tuple[Mapping[str, Any], str
 
 
 def _unknown_source(kind: str, path: str, *known: str) -> UnsupportedFieldError:
-    if kind == "file":
-        problem = "is 'file', and no files are kept here; send the file itself"
-    else:
-        problem = f"is {kind!r:.80}; it must be one of {', '.join(known)}"
-    return UnsupportedFieldError.at(f"{path}.type", f"{problem}.")
+    problem = f"is {kind!r:.80}; it must be one of {', '.join(known)}."
+    return UnsupportedFieldError.at(f"{path}.type", problem)
 
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], str], list[Part]]] = {

@@ -73,7 +73,7 @@ UNSUPPORTED_IN_CHAT: Mapping[str, Only] = {
 #: Known fields that are taken without effect, because one machine with one model has no use for
 #: them: what they are for, by name. None of them changes what an answer should say.
 ACCEPTED: Mapping[str, str] = {
-    "metadata": "labels of stored answers; this route stores none",
+    "metadata": "labels of stored chats; others have none",
     "model": "there is one model, and answers have its name",
     "prediction": "expected text that would speed up the answer; the answer is the same without",
     "prompt_cache_key": "the cache finds prompts by their tokens",
@@ -81,7 +81,7 @@ ACCEPTED: Mapping[str, str] = {
     "prompt_cache_retention": "the cache keeps what fits",
     "safety_identifier": "identifies an end user to a provider",
     "service_tier": "there is one tier",
-    "store": "only /v1/responses stores answers",
+    "store": "chats are stored; other answers of this route are not",
     "user": "like safety_identifier",
 }
 

@@ -34,6 +34,9 @@ MAX_INPUTS = 2048
 #: Characters of a name: of a model, a tool, a file or a conversation that is looked up.
 MAX_NAME = 1024
 
+#: Uploaded files that a request names.
+MAX_UPLOADS = 256
+
 #: Conversations that are looked up at once.
 MAX_LOOKUPS = 16384
 

@@ -13,6 +13,7 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.generation import Responses
 from trioserve.api.base.reply import Reply
 from trioserve.chat.template.render import ChatTemplate
+from trioserve.chat.uploads import Upload
 from trioserve.concurrency import Feed
 from trioserve.config import Config
 from trioserve.server.model_server import ModelServer
@@ -154,6 +155,14 @@ class Models(ABC):
     @abstractmethod
     async def snapshot(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Write the same as one JSON object."""
+
+    async def uploads(self, ids: Sequence[str], caller: Caller) -> Mapping[str, Upload]:
+        """Read files that a caller has uploaded, by their ids. Those that are not there, are not.
+
+        Raises:
+            TrioServeError: they cannot be read, or take more memory than the request may.
+        """
+        return {}
 
     # -- commands
 

@@ -14,15 +14,17 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import attrs
 
+from trioserve.api.base import uploaded
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import PromptFields
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Reply
 from trioserve.api.base.request_schemas import of_fields
+from trioserve.api.base.stored_as import StoredAs
 from trioserve.api.base.vendors import Vendor, vendor_of
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, UnknownFileError
 from trioserve.server.model_server import ModelServer
 
 #: The parameters in a URL.
@@ -182,6 +184,11 @@ class Route:
             name = fields.get("model")
             self._check_kind(await models.use(name if isinstance(name, str) else None, caller))
         self._adapt(fields, models.config)
+        try:
+            return await incoming.aside(partial(takes.parse, fields, **more))
+        except UnknownFileError:
+            before = (each.before for each in more.values() if isinstance(each, StoredAs))
+            incoming.size += await uploaded.bring([fields, *before], incoming.size, caller, models)
         return await incoming.aside(partial(takes.parse, fields, **more))
 
     def _adapt(self, fields: dict[str, Any], config: Config) -> None:
@@ -215,13 +222,13 @@ class Routes(list[Route]):
         """Declare the handler of GET, and so of HEAD; see `Route.header`."""
         return self.add("GET", *paths, header=header)
 
-    def post(self, *paths: str) -> Callable[[_Handler], _Handler]:
+    def post(self, *paths: str, header: str = "") -> Callable[[_Handler], _Handler]:
         """Declare the handler of POST."""
-        return self.add("POST", *paths)
+        return self.add("POST", *paths, header=header)
 
-    def delete(self, *paths: str) -> Callable[[_Handler], _Handler]:
+    def delete(self, *paths: str, header: str = "") -> Callable[[_Handler], _Handler]:
         """Declare the handler of DELETE."""
-        return self.add("DELETE", *paths)
+        return self.add("DELETE", *paths, header=header)
 
     def add(self, method: str, *paths: str, header: str = "") -> Callable[[_Handler], _Handler]:
         """Declare the handler of a method on one or more paths."""

@@ -20,13 +20,11 @@ _UNSERVED = {
         "/v1/vector_stores/": "/v1/embeddings makes vectors, which the client keeps",
         "/v1/uploads/": "/v1/files takes a file in one part",
         "/v1/realtime/": "streams are server-sent events, as of /v1/chat/completions",
-        "/v1/chat/completions/chatcmpl-": "chats are not stored; /v1/responses are",
         "/v1/containers/": "--tools runs code in a folder of this machine",
         "/v1/evals/": "a client can evaluate with /v1/batches",
         "/v1/organization/": "--api-key-file has the keys, and /v1/usage what they use",
     },
     "Anthropic": {
-        "/v1/messages/batches/": "/v1/batches takes batches in OpenAI's form",
         "/v1/complete/": "/v1/messages takes its place",
         "/v1/organizations/": "--api-key-file has the keys, and /v1/usage what they use",
         "/v1/skills/": "skills belong to the client",

@@ -63,6 +63,7 @@ from trioserve.server.generation.text import best_of
 from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt
+from trioserve.server.runs.events import RunAnswer
 from trioserve.server.stream import ChatCompletion as ReadChat, Completion as ReadText, read_all
 from trioserve.types import FinishReason, GenerationParams, Prompt
 
@@ -279,15 +280,25 @@ async def _run_chat(
         return await run_reply(server, request, caller, models, run, events, events.id)
     answer, chat = await read_run(run, caller)
     await writer.read(chat.prompt, chat.tokens)
-
-    def whole() -> ChatCompletion:
-        written = whole_chat(writer, request, params, [chat])
-        written.choices[0].finish_reason = run_reason(answer)
-        written.usage, written.trioserve_messages = run_usage(answer), answer.messages
-        return written
-
     n_chars = sum(len(str(message.get("content"))) for message in answer.messages)
-    return long_json(whole, size_of_outputs([chat]) + n_chars // 32)
+    return long_json(
+        lambda: whole_run(writer, request, params, answer, chat),
+        size_of_outputs([chat]) + n_chars // 32,
+    )
+
+
+def whole_run(
+    writer: OutputWriter,
+    request: ChatRequest,
+    params: GenerationParams,
+    answer: RunAnswer,
+    chat: ReadChat,
+) -> ChatCompletion:
+    """Write the answer of a run that has ended, with its last chat."""
+    written = whole_chat(writer, request, params, [chat])
+    written.choices[0].finish_reason = run_reason(answer)
+    written.usage, written.trioserve_messages = run_usage(answer), answer.messages
+    return written
 
 
 def whole_chat(

@@ -103,6 +103,10 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
         writer: writes ``__verbose``.
         prompt: of all choices; none: it is known when the run has ended.
         n: how many choices there are.
+
+    Attributes:
+        request, params, writer, prompt, n: as above.
+        id: of the answer.
     """
 
     def __init__(
@@ -113,10 +117,10 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
         prompt: Prompt | None = None,
         n: int = 1,
     ) -> None:
-        self._request, self._writer, self._prompt = request, writer, prompt
+        self.request, self.params, self.writer, self.prompt = request, params, writer, prompt
         self._n_prompt = 0 if prompt is None else len(prompt)
         self._frame = Frame(writer.model, "chat.completion.chunk", "chatcmpl")
-        self.id = self._frame.id
+        self.id, self.n = self._frame.id, n
         self._opened = n == 1
         self._choices = [
             ChoiceEvents(i, self._frame, request, params, self._n_prompt) for i in range(n)
@@ -129,7 +133,7 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
         choice = self._choices[index]
         if isinstance(event, StepChunk):
             event = event.chunk
-        if isinstance(event, Progress) and not self._request.return_progress:
+        if isinstance(event, Progress) and not self.request.return_progress:
             choice.progress(event)
             return b""
         begin = "" if self._opened else self._open()
@@ -137,17 +141,17 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
 
     async def settle(self, event: sse.Event | RunEvent) -> None:
         """Get the text of the prompt, if the answer shows it."""
-        prompt = event.answer.prompt if isinstance(event, RunEnded) else self._prompt
+        prompt = event.answer.prompt if isinstance(event, RunEnded) else self.prompt
         assert prompt is not None
-        await self._writer.read(prompt)
+        await self.writer.read(prompt)
 
     def _told(self, index: int, choice: ChoiceEvents, event: sse.Event | RunEvent) -> str:
         if isinstance(event, ChatChunk):
-            is_run = self._request.run_tools is not None
+            is_run = self.request.run_tools is not None
             return choice.chunk(self._calls.pick(event) if is_run else event)
         if isinstance(event, Finished):
-            assert self._prompt is not None
-            return choice.last(event, self._writer.verbose(index, self._prompt, event))
+            assert self.prompt is not None
+            return choice.last(event, self.writer.verbose(index, self.prompt, event))
         if isinstance(event, Progress):
             return choice.progress(event)
         assert not isinstance(event, Chunk)
@@ -160,7 +164,7 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
     def _ended(self, choice: ChoiceEvents, answer: RunAnswer) -> str:
         self._totals = {"usage": usage(answer), "timings": timings_of(answer.timings)}
         last = attrs.evolve(answer.finished, timings=answer.timings)
-        more = self._writer.verbose(0, answer.prompt, last)
+        more = self.writer.verbose(0, answer.prompt, last)
         return choice.last(last, more, reason=run_reason(answer))
 
     def _open(self) -> str:
@@ -173,7 +177,7 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
 
     def end(self) -> bytes:
         """Write the usage, if requested, and the last line."""
-        if not self._request.stream_options.include_usage:
+        if not self.request.stream_options.include_usage:
             return sse.DONE
         totals = self._totals
         if not totals:

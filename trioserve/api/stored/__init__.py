@@ -5,16 +5,30 @@ The server that clients talk to stores them, with one model as with many.
 
 from __future__ import annotations
 
-from trioserve.api.stored import batches, conversations, files, responses, usage
+from trioserve.api.stored import (
+    batches,
+    chats,
+    conversations,
+    files,
+    message_batches,
+    message_files,
+    responses,
+    usage,
+)
+from trioserve.api.stored.chats import stored as stored_chats
+from trioserve.api.stored.files import read_uploads
 from trioserve.api.stored.responses import stored
 from trioserve.api.stored.runs import settle
 
-__all__ = ["ROUTES", "settle", "stored"]
+__all__ = ["ROUTES", "read_uploads", "settle", "stored", "stored_chats"]
 
 ROUTES = (
     *batches.routes,
+    *chats.routes,
     *conversations.routes,
     *files.routes,
+    *message_batches.routes,
+    *message_files.routes,
     *responses.routes,
     *usage.routes,
 )

@@ -84,6 +84,13 @@ def _part(n: int, data: bytes, endpoint: str, prompt: PromptFields | None, ids: 
         raise InvalidRequestError.at("url", f"must be the endpoint of the batch, {endpoint!r}.")
     if not isinstance(body, dict):
         raise InvalidRequestError.at("body", "must be an object.")
+    return part_of(n, id_, endpoint, body, prompt)
+
+
+def part_of(
+    n: int, id_: str, endpoint: str, body: Mapping[str, Any], prompt: PromptFields | None
+) -> Part:
+    """Make the part of a batch that has a request."""
     kept = {name: value for name, value in body.items() if name not in _DROPPED}
     return Part.of(n, _beginning(prompt, kept), {"custom_id": id_, "url": endpoint, "body": kept})
 
@@ -126,10 +133,9 @@ async def create(request: BatchRequest, caller: Caller, app: AppState) -> Reply:
     """Begin a batch of the requests in a file."""
     shelf = Shelf.of(caller, app)
     try:
-        file = await shelf.find(FILE, request.input_file_id)
+        data = await data_of(shelf, await shelf.find(FILE, request.input_file_id))
     except NotFoundError:
         raise InvalidRequestError.at("input_file_id", "names no file.") from None
-    data = await data_of(shelf, file)
     prompt = app.route_at("POST", request.endpoint).prompt_fields
     lines, problems = await text_threads().run_sync(lambda: _read(data, request.endpoint, prompt))
     own = shelf.owner
@@ -148,7 +154,7 @@ async def create(request: BatchRequest, caller: Caller, app: AppState) -> Reply:
         await shelf.store.do(lambda records: records.add(body["id"], KIND, own, body))
         return json_reply(body)
     with trio.CancelScope(shield=True):  # what is stored is started, if the client leaves, too
-        app.batches.start(await add_batch(shelf.store, own, body, lines))
+        app.batches.start(await add_batch(shelf.store, KIND, own, body, lines))
     return json_reply(body)
 
 
@@ -172,10 +178,14 @@ async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
 @gives(Batch)
 async def cancel(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Cancel a batch. What was answered until then is in its files."""
-    shelf = Shelf.of(caller, app)
+    return json_reply((await cancelled(Shelf.of(caller, app), app, KIND, id_)).body)
+
+
+async def cancelled(shelf: Shelf, app: AppState, kind: str, id_: str) -> Record:
+    """Cancel a batch of a kind. Raises InvalidRequestError: it is over."""
 
     def write(records: Records) -> Record:
-        found = shelf.found(records, KIND, id_)
+        found = shelf.found(records, kind, id_)
         if found.is_open and found.body["status"] != "cancelling":
             found.body.update(status="cancelling", cancelling_at=int(time.time()))
             records.change(id_, found.body, is_open=True)
@@ -185,4 +195,4 @@ async def cancel(query: Query, caller: Caller, app: AppState, id_: str) -> Reply
     if not found.is_open:
         raise InvalidRequestError(f"The batch is {found.body['status']}, and cannot be cancelled.")
     app.batches.cancel(id_)
-    return json_reply(found.body)
+    return found

@@ -12,6 +12,7 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import PART, RequestBody, field, json_type, list_schema, objects
 from trioserve.api.base.reply import Reply, json, long_json
 from trioserve.api.base.routes import Query, Routes
+from trioserve.api.base.uploaded import bring
 from trioserve.api.openai.responses.input import read_input
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
@@ -35,7 +36,7 @@ from trioserve.api.stored.listing import (
 )
 from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded, missing
 from trioserve.chat.messages import MAX_MESSAGES
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, UnknownFileError
 from trioserve.fair_limiter import offload
 from trioserve.store import Part, Record, Records, Ref, new_id
 
@@ -78,7 +79,9 @@ class ItemsRequest(RequestBody):
     items: tuple[Item, ...] = field(read=_items)
 
 
-async def _made_of(shelf: Shelf, items: Sequence[Item]) -> tuple[list[Item], list[Part]]:
+async def _made_of(
+    shelf: Shelf, items: Sequence[Item], caller: Caller, app: AppState
+) -> tuple[list[Item], list[Part]]:
     """Check that the items of a request can be the input of a response.
 
     Returns:
@@ -97,6 +100,10 @@ async def _made_of(shelf: Shelf, items: Sequence[Item]) -> tuple[list[Item], lis
         made = with_ids(whole)
         return made, list(parts_of(made))
 
+    try:
+        return await offload(make, shelf.held.n_bytes)
+    except UnknownFileError:
+        await bring(whole, shelf.held.n_bytes, caller, app)
     return await offload(make, shelf.held.n_bytes)
 
 
@@ -106,7 +113,7 @@ async def _made_of(shelf: Shelf, items: Sequence[Item]) -> tuple[list[Item], lis
 async def create(request: ConversationRequest, caller: Caller, app: AppState) -> Reply:
     """Begin a conversation."""
     shelf = Shelf.of(caller, app)
-    _, items = await _made_of(shelf, request.items)
+    _, items = await _made_of(shelf, request.items, caller, app)
     id_, body = new_id("conv"), {"metadata": request.metadata}
 
     def write(records: Records) -> Record:
@@ -155,7 +162,7 @@ async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply
 async def add_items(request: ItemsRequest, caller: Caller, app: AppState, id_: str) -> Reply:
     """Add items to a conversation."""
     shelf = Shelf.of(caller, app)
-    items, parts = await _made_of(shelf, request.items)
+    items, parts = await _made_of(shelf, request.items, caller, app)
 
     def write(records: Records) -> None:
         add_to_conversation(records, shelf.found(records, CONVERSATION, id_), parts)

@@ -1,10 +1,11 @@
-"""``/v1/files``: the requests of batches, and their answers."""
+"""``/v1/files``: the requests of batches and their answers, and files that messages name."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import attrs
 
@@ -24,7 +25,8 @@ from trioserve.api.stored.listing import (
     PageOf,
     deleted,
 )
-from trioserve.api.stored.shelf import Shelf
+from trioserve.api.stored.shelf import Shelf, missing
+from trioserve.chat.uploads import Upload
 from trioserve.errors import InvalidRequestError, NotFoundError, UnsupportedFieldError
 from trioserve.left_out import leave_out
 from trioserve.store import Part, Record, Records
@@ -32,6 +34,9 @@ from trioserve.store import Part, Record, Records
 routes = Routes()
 
 _PIECE = 2**18
+
+#: What a file may be for. All may be used for everything that files are used for here.
+_PURPOSES = ("batch", "user_data", "vision", "assistants")
 
 
 class Files(PageOf):
@@ -41,7 +46,7 @@ class Files(PageOf):
 
 
 @attrs.frozen
-class Upload:
+class FormFile:
     """A file in a form."""
 
     data: bytes
@@ -52,33 +57,43 @@ class Upload:
 class FileRequest(RequestBody):
     """``POST /v1/files``, a form."""
 
-    file: Upload = field(read=lambda value: value, schema=FILE_DATA)
-    purpose: str = field(read=lambda value: value, schema={**NAME, "examples": ["batch"]})
+    file: FormFile = field(read=lambda value: value, schema=FILE_DATA)
+    purpose: str = field(read=lambda value: value, schema={**NAME, "enum": [*_PURPOSES]})
 
     @classmethod
     def parse(cls, form: Form) -> Self:  # type: ignore[override]
         """Read a form. Raises InvalidRequestError, which names the field at fault."""
         purpose = form.fields.get("purpose", [""])[-1]
-        if purpose != "batch":
-            raise UnsupportedFieldError.at("purpose", 'must be "batch".')
-        if "file" not in form.files:
-            raise InvalidRequestError.at("file", "is required.")
-        if any(name.startswith("expires_after") for name in form.fields):
-            leave_out("expires_after", "--store-days says for how long a file is kept")
-        name = form.names.get("file") or "file.jsonl"
-        return cls(file=Upload(form.files["file"], name), purpose=purpose)
+        if purpose not in _PURPOSES:
+            named = '", "'.join(_PURPOSES)
+            raise UnsupportedFieldError.at("purpose", f'must be one of "{named}".')
+        return cls(file=file_in(form, "file.jsonl"), purpose=purpose)
+
+
+def file_in(form: Form, name: str) -> FormFile:
+    """Take the file of a form, by default with a name. Raises InvalidRequestError."""
+    if "file" not in form.files:
+        raise InvalidRequestError.at("file", "is required.")
+    if any(each.startswith("expires_") for each in form.fields):
+        leave_out("the expiry of a file", "--store-days says for how long one is kept")
+    return FormFile(form.files["file"], form.names.get("file") or name)
 
 
 @routes.post("/v1/files")
 @takes(FileRequest, content=FORM)
 @gives(File)
 async def upload(request: FileRequest, caller: Caller, app: AppState) -> Reply:
-    """Store the requests of a batch: a file of JSON lines, as ``file`` of a form."""
-    data, own = request.file.data, app.store.owner_of(caller.api_key)
-    made = file_body(request.file.name, len(data), request.purpose)
+    """Store a file, as ``file`` of a form: the requests of a batch, or what messages name."""
+    return json(await add_file(request.file, request.purpose, caller, app))
+
+
+async def add_file(file: FormFile, purpose: str, caller: Caller, app: AppState) -> dict[str, Any]:
+    """Store a file; returns its body. Raises as `Store.add`."""
+    data, own = file.data, app.store.owner_of(caller.api_key)
+    made = file_body(file.name, len(data), purpose)
     pieces = (Part(n, "", data[i : i + _PIECE]) for n, i in enumerate(range(0, len(data), _PIECE)))
     await app.store.add(made["id"], FILE, own, made, parts=(DATA, pieces))
-    return json(made)
+    return made
 
 
 @routes.get("/v1/files")
@@ -104,7 +119,13 @@ async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
 async def content(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Give the content of a file."""
     shelf = Shelf.of(caller, app)
-    file, store, held = await shelf.find(FILE, id_), shelf.store, shelf.held
+    file = await shelf.find(FILE, id_)
+    return await content_of(shelf, [(id_, file.body["bytes"])], "application/octet-stream")
+
+
+async def content_of(shelf: Shelf, files: Sequence[tuple[str, int]], content_type: str) -> Reply:
+    """Answer with the content of files, one after the other, by their ids and bytes."""
+    store, held = shelf.store, shelf.held
     n_held = 0  # of the largest piece so far: what is counted cannot fail in the middle
 
     def hold(n_bytes: int) -> None:
@@ -112,39 +133,61 @@ async def content(query: Query, caller: Caller, app: AppState, id_: str) -> Repl
         held.grow(max(n_bytes - n_held, 0))
         n_held = max(n_bytes, n_held)
 
-    some = await store.do(partial(Records.some, id=id_, side=DATA), hold)
+    def read(id_: str, after: int) -> Awaitable[list[Part]]:
+        return store.do(partial(Records.some, id=id_, side=DATA, after=after), hold)
+
+    # Before the head is sent: what cannot be read is an error then.
+    begun = [await read(id_, -1) for id_, _ in files[:1]]
 
     async def pieces() -> AsyncIterator[bytes]:
         """Read a piece when the one before is sent."""
-        nonlocal some
-        left = file.body["bytes"]
-        while left > 0:
-            if not some:
-                raise NotFoundError("The file has been deleted while it was sent.")
-            piece, after = b"".join(part.body for part in some), some[-1].n
-            some, left = [], left - len(piece)
-            yield piece
-            some = await store.do(partial(Records.some, id=id_, side=DATA, after=after), hold)
+        for id_, left in files:
+            some = begun.pop() if begun else await read(id_, -1)
+            while left > 0:
+                if not some:
+                    raise NotFoundError("The file has been deleted while it was sent.")
+                piece, after = b"".join(part.body for part in some), some[-1].n
+                some, left = [], left - len(piece)
+                yield piece
+                some = await read(id_, after)
 
-    headers = {"Content-Length": str(file.body["bytes"])}
-    return Pieces(pieces=pieces(), headers=headers, content_type="application/octet-stream")
+    headers = {"Content-Length": str(sum(n_bytes for _, n_bytes in files))}
+    return Pieces(pieces=pieces(), headers=headers, content_type=content_type)
 
 
 @routes.delete("/v1/files/<id_>")
 @gives(DeletedRecord)
 async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Delete a file. A batch that was made of it continues."""
-    await Shelf.of(caller, app).find(FILE, id_)
-    await app.store.delete(id_)
+    await delete_file(id_, caller, app)
     return deleted(FILE, id_)
 
 
+async def delete_file(id_: str, caller: Caller, app: AppState) -> None:
+    """Delete a file of a caller. Raises NotFoundError: there is none."""
+    await Shelf.of(caller, app).find(FILE, id_)
+    await app.store.delete(id_)
+
+
+async def read_uploads(app: AppState, ids: Sequence[str], caller: Caller) -> Mapping[str, Upload]:
+    """Read files of a caller by their ids; what others have is not found. See `Models.uploads`."""
+    found: dict[str, Upload] = {}
+    shelf = Shelf.of(caller, app)
+    for id_ in ids:
+        with suppress(NotFoundError):
+            file = await shelf.find(FILE, id_)
+            found[id_] = Upload.of(id_, file.body["filename"], await data_of(shelf, file))
+    return found
+
+
 async def data_of(shelf: Shelf, file: Record) -> bytes:
-    """The content of a file. Raises as `Shelf.bodies`."""
+    """The content of a file. Raises as `Shelf.bodies`, also if it was deleted meanwhile."""
     shelf.held.grow(file.body["bytes"])  # for the pieces, and for the whole
     data, after = bytearray(), -1
     while some := await shelf.look_up(partial(Records.some, id=file.id, side=DATA, after=after)):
         for part in some:
             data += part.body
         after = some[-1].n
+    if len(data) != file.body["bytes"]:
+        raise missing(FILE, file.id)
     return bytes(data)

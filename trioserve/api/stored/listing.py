@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -25,11 +26,17 @@ Side: TypeAlias = tuple[str, str]
 #: Records of a list that one transaction reads.
 _N_AT_ONCE = 500
 
-#: The parameters of a list, for its description.
+#: The parameters of a list, for its description; and those of Anthropic's lists.
 QUERY = {
     "after": "the id of the last entry of the page before",
     "limit": "how many entries to list",
     "order": "desc: newest first; asc: oldest first",
+}
+
+ANTHROPIC_QUERY = {
+    "after_id": QUERY["after"],
+    "before_id": "the id of the first entry of the page after",
+    "limit": QUERY["limit"],
 }
 
 
@@ -50,6 +57,16 @@ class PageOf(Answer, kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
+
+
+class AnthropicPage(Answer):
+    """A page of a list, as Anthropic's API has it."""
+
+    data: Sequence[Any]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    next_page: str | None
 
 
 class StoredItems(PageOf):
@@ -73,6 +90,7 @@ class Page:
     limit: int
     after: str | None
     newest: bool
+    before: str | None = None  # the entry that the page ends before
 
     @classmethod
     def of(cls, query: Query, *, default: int = 20, most: int = 100, order: str = "desc") -> Page:
@@ -83,6 +101,13 @@ class Page:
         if order not in ("asc", "desc"):
             raise InvalidRequestError.at("order", 'must be "asc" or "desc".')
         return cls(limit, query.get("after") or None, order == "desc")
+
+    @classmethod
+    def of_anthropic(cls, query: Query) -> Page:
+        """Read the parameters that Anthropic's API has for a list. Raises InvalidRequestError."""
+        limit = cls.of({"limit": query.get("limit", "20")}, most=1000).limit
+        after = query.get("after_id") or query.get("page", "").removeprefix(_CURSOR) or None
+        return cls(limit, after, newest=True, before=query.get("before_id") or None)
 
     async def items(self, shelf: Shelf, find: Callable[[Records], Sequence[Side]]) -> Json:
         """Answer with a page of the items on some sides of records.
@@ -119,6 +144,7 @@ class Page:
         kind: str,
         is_wanted: Callable[[Record], bool] = lambda record: True,
         entry: Callable[[Record], dict[str, Any]] = lambda record: record.body,
+        form: Callable[..., Answer] | None = None,
     ) -> Json:
         """Answer with a page of the client's records of a kind.
 
@@ -129,34 +155,47 @@ class Page:
             kind: which.
             is_wanted: tells which of them are in the list.
             entry: what the list has of a record.
+            form: makes the page; none: `page_of`.
 
         Raises:
             InvalidRequestError: there is no record `after` which the page begins.
         """
+        shown, more = await self.found(shelf, kind, is_wanted)
+        make = form or page_of
+        return await shelf.reply(
+            [each.data for each in shown],
+            lambda: make([body for _, body in sound(shown, entry)], more=more),
+        )
+
+    async def found(
+        self, shelf: Shelf, kind: str, is_wanted: Callable[[Record], bool]
+    ) -> tuple[list[Record], bool]:
+        """Find the records of a page, and whether there are more. Raises as `records`."""
         own, found, after = shelf.owner, list[Record](), None
-        if (name := self.after) is not None:
+        if (name := self.before or self.after) is not None:
             after = await shelf.look_up(lambda records: records.find(name, kind, own))
             if after is None:
                 raise self._unknown()
-        listed = partial(Records.listed, kind=kind, owner=own, newest=self.newest)
+        newest = self.newest == (self.before is None)
+        listed = partial(Records.listed, kind=kind, owner=own, newest=newest)
         limit = min(self.limit + 1, _N_AT_ONCE)
         while len(found) <= self.limit:
             some = await shelf.look_up(partial(listed, limit=limit, after=after))
             if not some:
                 break
-            found += [each for each, wanted in _sound(some, is_wanted) if wanted]
+            found += [each for each, wanted in sound(some, is_wanted) if wanted]
             after = some[-1]
-        shown, more = found[: self.limit], len(found) > self.limit
-        return await shelf.reply(
-            [each.data for each in shown],
-            lambda: page_of([body for _, body in _sound(shown, entry)], more=more),
-        )
+        shown = found[: self.limit]
+        if self.before is not None:
+            shown.reverse()
+        return shown, len(found) > self.limit
 
     def _unknown(self) -> InvalidRequestError:
-        return InvalidRequestError.at("after", "names no entry of the list.")
+        name = "after" if self.before is None else "before"
+        return InvalidRequestError.at(name, "names no entry of the list.")
 
 
-def _sound(records: Sequence[Record], read: Callable[[Record], _T]) -> Iterator[tuple[Record, _T]]:
+def sound(records: Sequence[Record], read: Callable[[Record], _T]) -> Iterator[tuple[Record, _T]]:
     """Read records; those are left out whose damage `read` cannot cope with."""
     for each in records:
         with suppress(RecordDamagedError):
@@ -167,6 +206,22 @@ def page_of(shown: Sequence[dict[str, Any]], *, more: bool = False) -> PageOf:
     """A page with some entries, and whether there are more."""
     first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
     return PageOf(data=shown, first_id=first, last_id=last, has_more=more)
+
+
+#: What the cursors of Anthropic's lists begin with.
+_CURSOR = "page_"
+
+
+def page_of_anthropic(shown: Sequence[dict[str, Any]], *, more: bool = False) -> AnthropicPage:
+    """A page in Anthropic's form."""
+    page = page_of(shown, more=more)
+    cursor = f"{_CURSOR}{page.last_id}" if more else None
+    return AnthropicPage(shown, page.first_id, page.last_id, more, cursor)
+
+
+def moment(seconds: float) -> str:
+    """Write a Unix time as Anthropic's API has it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def deleted(kind: str, id_: str) -> Json:

@@ -277,7 +277,7 @@ PARTS: list[tuple[Any, str, str | None]] = [
     (
         {"type": "input_image", "file_id": "file_1"},
         "file_id",
-        "is not supported: no files are kept here. Send 'image_url'.",
+        "names no file that is stored here.",
     ),
     ({"type": "input_image", "image_url": "data:image/png,"}, "image_url", None),
     ({"type": "input_image", "image_url": "aGk=", "detail": "best"}, "detail", None),

@@ -15,7 +15,9 @@ from trioserve.chat.messages import (
     source_of,
     text_part,
 )
+from trioserve.chat.uploads import upload_of
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.types import MediaSource
 
 Item: TypeAlias = Mapping[str, Any]
 
@@ -43,7 +45,8 @@ def read_content(item: Item, name: str, path: str, texts: Mapping[str, str]) -> 
         texts: the types of text parts that it may have.
 
     Raises:
-        UnsupportedFieldError: a part is of another type, or refers to a file that was uploaded.
+        UnknownFileError: a part is a file that the client should have uploaded.
+        UnsupportedFieldError: a part is of another type.
         InvalidRequestError: something is missing or of the wrong type, or a file is not valid
             base64. All name the field.
     """
@@ -93,10 +96,9 @@ def _read_part(part: object, path: str, texts: Mapping[str, str]) -> Part:
 
 def image_part(part: Item, path: str) -> Part:
     """Read a part that is an image. Raises as `read_content`."""
-    if part.get("file_id") is not None:
-        raise UnsupportedFieldError.at(
-            f"{path}.file_id", "is not supported: no files are kept here. Send 'image_url'."
-        )
     optional(part, "detail", _DETAIL, path)
+    if part.get("file_id") is not None:
+        data = upload_of(part, path).data
+        return media_part(MediaSource(kind="image", data=data, param=f"{path}.file_id"))
     url = required(part, "image_url", text, path)
     return media_part(source_of(url, "image", f"{path}.image_url"))

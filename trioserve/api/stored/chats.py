@@ -1,0 +1,351 @@
+"""Stored chats: those with ``"store": true``, and the routes for them.
+
+The record of a chat has what is short: its model, metadata and usage. Its choices are a part, and
+so is each message of the request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import attrs
+
+from trioserve.api.base import sse
+from trioserve.api.base.answers import Answer
+from trioserve.api.base.body import Incoming
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.fields import RequestBody
+from trioserve.api.base.reply import LONG, Json, Reply, Stream, json
+from trioserve.api.base.routes import Query, Responder, Routes
+from trioserve.api.openai.chat import ChatCompletion, whole_chat, whole_run
+from trioserve.api.openai.events import ChatEvents
+from trioserve.api.openapi import gives, takes
+from trioserve.api.service import AppState
+from trioserve.api.stored.items import INPUT, OUTPUT
+from trioserve.api.stored.listing import QUERY, Page, PageOf, page_of
+from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded
+from trioserve.chat.deltas import MessageBuilder
+from trioserve.errors import NotFoundError, TrioServeError
+from trioserve.fair_limiter import offload
+from trioserve.server.runs.events import RunEnded, RunEvent, StepChunk, StepStarted
+from trioserve.server.stream import ChatChunk, ChatCompletion as ReadChat
+from trioserve.store import Part, Record, Records, Ref, check_sizes, new_id
+from trioserve.types import Finished, Prompt
+
+routes = Routes()
+
+KIND = "chat.completion"
+
+_METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
+
+
+@attrs.frozen(kw_only=True)
+class _Storing(RequestBody):
+    """The fields of a request that are about storing its answer."""
+
+    store: bool = False
+    metadata: dict[str, str] = attrs.field(factory=dict)
+
+
+# -- storing
+
+
+def stored(app: AppState, answer: Responder) -> Responder:
+    """Have the answers of a route for chats stored, as requests ask for it."""
+
+    async def begin(
+        incoming: Incoming, caller: Caller, values: Mapping[str, str], **more: Any
+    ) -> Reply:
+        fields = await incoming.fields()
+        if not fields.get("store"):
+            return await answer(incoming, caller, values, **more)
+        options = await incoming.aside(partial(_Storing.parse, fields))
+        # Now: what the messages name by ids takes the place of these.
+        messages = await incoming.aside(partial(_parts_of, fields.get("messages")))
+        check_sizes(0, sum(len(each.body) for each in messages))
+        shelf = Shelf.of(caller, app)
+        keep = _Keeping(shelf, options.metadata, messages)
+        return await keep.reply(await answer(incoming, caller, values, **more))
+
+    return begin
+
+
+def _parts_of(messages: Any) -> list[Part]:
+    """Make parts of the messages of a request, each with an id. What is none is left out."""
+    given = messages if isinstance(messages, list) else ()
+    made = [(new_id("msg"), each) for each in given if isinstance(each, dict)]
+    return [Part.of(n, id_, _shown(id_, each)) for n, (id_, each) in enumerate(made)]
+
+
+def _shown(id_: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as the list of them has it: parts are in a field for themselves."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return {"content": None, **message, "id": id_, "content_parts": None}
+    return {**message, "id": id_, "content": None, "content_parts": content}
+
+
+@attrs.frozen
+class _Keeping:
+    """A chat whose answer is to be stored."""
+
+    shelf: Shelf
+    metadata: Mapping[str, str]
+    messages: Sequence[Part]
+
+    async def reply(self, reply: Reply) -> Reply:
+        """Have a reply stored: a whole one now, and a stream before its end is sent.
+
+        Raises:
+            TrioServeError: it cannot be stored.
+        """
+        if reply.status != 200:
+            return reply
+        if isinstance(reply, Stream):
+            assert isinstance(reply.writer, ChatEvents)
+            reply.writer = kept = _Kept(reply.writer)
+            reply.at_end = partial(self._at_end, reply, kept)
+            return reply
+        assert isinstance(reply, Json)
+        whole = await offload(reply.make, size := PER_NUMBER * reply.size, LONG)
+        await self._add(whole, size)
+        return attrs.evolve(reply, make=lambda: whole)
+
+    async def _at_end(self, reply: Stream[Any], kept: _Kept, data: bytes) -> bytes:
+        """Store the chat that has ended. Gives what is sent last: that, or an error."""
+        if not kept.is_complete:
+            return data
+        try:
+            whole = await offload(kept.whole, kept.n_chars, LONG)
+            await self._add(whole, kept.n_chars)
+        except TrioServeError as error:
+            return data.removesuffix(sse.DONE) + reply.on_error(error)
+        return data
+
+    async def _add(self, whole: ChatCompletion, size: int) -> None:
+        def split() -> tuple[dict[str, Any], Part]:
+            fields = {**sse.fields_of(whole)}
+            choices, rest = (
+                sse.encode(each).encode(errors="replace")
+                for each in (fields.pop("choices"), fields)
+            )
+            return {**decoded([rest])[0], "metadata": self.metadata}, Part(0, "", choices)
+
+        body, choices = await offload(split, size, LONG)
+
+        def add_choices(records: Records) -> None:
+            records.append(body["id"], OUTPUT, [choices])
+
+        parts, own = (INPUT, self.messages), self.shelf.owner
+        await self.shelf.store.add(body["id"], KIND, own, body, parts=parts, then=add_choices)
+
+
+class _Kept(sse.EventWriter[Any]):
+    """Writes the chunks of a chat, and keeps what the whole answer is made of."""
+
+    def __init__(self, writer: ChatEvents) -> None:
+        self._writer = writer
+        self._builders: dict[int, MessageBuilder] = {}
+        self._chunks: dict[int, list[ChatChunk]] = {}
+        self._finished: dict[int, Finished] = {}
+        self._run: RunEnded | None = None
+        self.n_chars = 0
+
+    def encode(self, index: int, event: sse.Event | RunEvent) -> bytes:
+        """Write an event, and keep it."""
+        self._keep(index, event)
+        data = self._writer.encode(index, event)
+        self.n_chars += len(data)
+        return data
+
+    def _keep(self, index: int, event: sse.Event | RunEvent) -> None:
+        if isinstance(event, StepStarted):
+            self._builders.clear()
+            self._chunks.clear()
+        elif isinstance(event, RunEnded):
+            self._run = event
+        elif isinstance(event, Finished):
+            self._finished[index] = event
+        chunk = event.chunk if isinstance(event, StepChunk) else event
+        if isinstance(chunk, ChatChunk):
+            builder = self._builders.setdefault(index, MessageBuilder())
+            for delta in chunk.deltas:
+                builder.add(delta)
+            if chunk.probs:
+                self._chunks.setdefault(index, []).append(chunk)
+
+    async def settle(self, event: sse.Event | RunEvent) -> None:
+        """As the writer does."""
+        await self._writer.settle(event)
+
+    def end(self) -> bytes:
+        """As the writer does."""
+        return self._writer.end()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all choices have ended."""
+        return self._run is not None or len(self._finished) == self._writer.n
+
+    def whole(self) -> ChatCompletion:
+        """Make the answer of its parts, which takes a while if it is long."""
+        events, run = self._writer, self._run
+        if run is not None:
+            answer = run.answer
+            last = attrs.evolve(answer.finished, timings=answer.timings)
+            chat = self._chat(0, answer.prompt, last)
+            written = whole_run(events.writer, events.request, events.params, answer, chat)
+        else:
+            assert events.prompt is not None
+            chats = [self._chat(i, events.prompt, self._finished[i]) for i in range(events.n)]
+            written = whole_chat(events.writer, events.request, events.params, chats)
+        written.id = events.id
+        return written
+
+    def _chat(self, index: int, prompt: Prompt, finished: Finished) -> ReadChat:
+        return ReadChat(
+            message=self._builders.get(index, MessageBuilder()).build(),
+            tokens=(),
+            probs=(),
+            prompt=prompt,
+            prompt_text="",
+            finished=finished,
+            chunks=tuple(self._chunks.get(index, ())),
+        )
+
+
+# -- routes
+
+
+class StoredChat(ChatCompletion, kw_only=True):
+    """A stored chat."""
+
+    metadata: dict[str, str]
+
+
+class StoredChats(PageOf):
+    """Some chats."""
+
+    data: Sequence[StoredChat]
+
+
+class StoredMessage(Answer, kw_only=True):
+    """A message of a request, of any role. Its other fields are those of the request."""
+
+    is_open = True
+    id: str
+    role: str
+    content: str | None
+    content_parts: list[dict[str, Any]] | None
+
+
+class StoredMessages(PageOf):
+    """Some messages."""
+
+    data: Sequence[StoredMessage]
+
+
+class DeletedChat(Answer):
+    """What was deleted."""
+
+    id: str
+    object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
+    deleted: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class ChatChange(RequestBody):
+    """``POST /v1/chat/completions/{id}``."""
+
+    metadata: dict[str, str] | None = None
+
+
+async def _reply(shelf: Shelf, chats: Sequence[Record], more: bool | None = None) -> Json:
+    """Answer with chats: a page of them, or one alone."""
+
+    def refs(records: Records) -> list[Ref]:
+        found = [records.refs(each.id, OUTPUT, limit=1) for each in chats]
+        if not all(found):
+            raise NotFoundError("What was to be read has been deleted meanwhile.")
+        return [ref for (ref,) in found]
+
+    choices = await shelf.bodies(await shelf.look_up(refs))
+
+    def make() -> Any:
+        bodies = decoded([each.data for each in chats])
+        whole = [{**body, "choices": of} for body, of in zip(bodies, decoded(choices), strict=True)]
+        return whole[0] if more is None else page_of(whole, more=more)
+
+    return await shelf.reply([*choices, *(each.data for each in chats)], make)
+
+
+@routes.get("/v1/chat/completions")
+@takes(
+    None,
+    query={
+        **QUERY,
+        "model": "list only chats with this model",
+        "metadata[NAME]": "list only chats with this value in their metadata",
+    },
+)
+@gives(StoredChats)
+async def list_chats(query: Query, caller: Caller, app: AppState) -> Reply:
+    """List the stored chats of the client, the oldest first."""
+    page, shelf, model = Page.of(query, order="asc"), Shelf.of(caller, app), query.get("model")
+    wanted = {
+        found[1]: value for name, value in query.items() if (found := _METADATA.fullmatch(name))
+    }
+
+    def is_wanted(chat: Record) -> bool:
+        body = chat.body
+        return model in (None, body["model"]) and wanted.items() <= body["metadata"].items()
+
+    return await _reply(shelf, *await page.found(shelf, KIND, is_wanted))
+
+
+@routes.get("/v1/chat/completions/<id_>")
+@gives(StoredChat)
+async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
+    """Give a stored chat."""
+    shelf = Shelf.of(caller, app)
+    return await _reply(shelf, [await shelf.find(KIND, id_)])
+
+
+@routes.post("/v1/chat/completions/<id_>")
+@takes(ChatChange)
+@gives(StoredChat)
+async def change(request: ChatChange, caller: Caller, app: AppState, id_: str) -> Reply:
+    """Replace the metadata of a stored chat."""
+    shelf = Shelf.of(caller, app)
+
+    def write(records: Records) -> Record:
+        found = shelf.found(records, KIND, id_)
+        records.change(id_, {**found.body, "metadata": request.metadata or {}})
+        return shelf.found(records, KIND, id_)
+
+    return await _reply(shelf, [await shelf.look_up(write)])
+
+
+@routes.delete("/v1/chat/completions/<id_>")
+@gives(DeletedChat)
+async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
+    """Delete a stored chat."""
+    await Shelf.of(caller, app).find(KIND, id_)
+    await app.store.delete(id_)
+    return json(DeletedChat(id_))
+
+
+@routes.get("/v1/chat/completions/<id_>/messages")
+@takes(None, query=QUERY)
+@gives(StoredMessages)
+async def messages(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
+    """List the messages of the request of a stored chat, the first one first."""
+    shelf = Shelf.of(caller, app)
+
+    def find(records: Records) -> list[tuple[str, str]]:
+        return [(shelf.found(records, KIND, id_).id, INPUT)]
+
+    return await Page.of(query, order="asc").items(shelf, find)
