@@ -1,8 +1,7 @@
 """The exceptions of trioserve: one tree, rooted in `TrioServeError`.
 
-Each class maps to one HTTP status and one error ``type``, the pair that a client sees in
-``{"error": {"code", "message", "type", "param"}}``. The names of the types are those of
-llama-server and OpenAI.
+Each class maps to one HTTP status and one error ``type``, which a client sees in ``{"error":
+{"code", "message", "type", "param"}}``. The names of the types are llama-server's and OpenAI's.
 """
 
 from __future__ import annotations
@@ -503,9 +502,7 @@ class StoreError(UnavailableError):
     """The store cannot be used: a full disk, a damaged file, or one that others hold."""
 
     code = "store_failed"
-    public: ClassVar[str | None] = (
-        "The server cannot store anything at the moment. Its log has the reason."
-    )
+    public: ClassVar[str | None] = "The server cannot store anything now. Its log has the reason."
 
 
 class StoreInUseError(StoreError):

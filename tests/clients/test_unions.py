@@ -139,6 +139,18 @@ FUNCTION: dict[str, Any] = {"type": "function", "name": "x", "parameters": {}}
 
 _ABSENT = "what the choice names is not here"
 
+
+def _sources(path: str) -> dict[tuple[str, str], str]:
+    """The bounds of which pages a tool may fetch, in an entry that stands at a path."""
+    results = ("all", "none", "only", "except")
+    bounds = {"client_tool_results": results, "server_tool_results": results}
+    return {
+        (f"{path}(web_fetch_20250910).url_sources.{name}", tag): "it cannot be kept"
+        for name, tags in (*bounds.items(), ("user_input", ("all", "none")))
+        for tag in tags
+    }
+
+
 #: What is refused, and why. Everything else is read, or left out because answers are right without.
 REFUSED: Mapping[str, Mapping[tuple[str, str], str]] = {
     "responses": {
@@ -149,14 +161,17 @@ REFUSED: Mapping[str, Mapping[tuple[str, str], str]] = {
             (".tool_choice", tag): _ABSENT
             for tag in (
                 *("file_search", "image_generation", "code_interpreter", "mcp"),
-                *("programmatic_tool_calling", "web_search_preview"),
-                "web_search_preview_2025_03_11",
+                "programmatic_tool_calling",
             )
         },
     },
     "chat": {},
-    "messages": {},
+    "messages": _sources(".tools[]"),
     "beta": {
+        **_sources(
+            ".messages[].content[](compaction).tool_changes[](tool_addition)"
+            ".tool(tool_definition).definition"
+        ),
         (".thread", "create"): "clients then send the whole conversation",
         (".thread", "continue"): "clients then send the whole conversation",
     },

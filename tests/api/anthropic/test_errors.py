@@ -47,8 +47,8 @@ ERRORS: list[tuple[str, str, bytes, int, str, str]] = [
         "'messages' is required.",
     ),
     (
-        *("POST", "/v1/complete", b"{}", 404, "not_found_error"),
-        "Anthropic's /v1/complete is not served: /v1/messages takes its place.",
+        *("POST", "/v1/messages/nothing/at/all", b"{}", 404, "not_found_error"),
+        "There is no /v1/messages/nothing/at/all here.",
     ),
     (
         *("GET", "/v1/messages", b"", 405, "invalid_request_error"),

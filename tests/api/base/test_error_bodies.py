@@ -530,7 +530,7 @@ async def a_response_that_is_not_there() -> httpx.Response:
 @answers(
     errors.StoreError,
     503,
-    "The server cannot store anything at the moment. Its log has the reason.",
+    "The server cannot store anything now. Its log has the reason.",
     code="store_failed",
 )
 async def a_store_that_is_read_only() -> httpx.Response:

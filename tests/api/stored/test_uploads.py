@@ -18,6 +18,7 @@ from tests.support.media_files import image_file, wav_file
 from tests.support.pdf_files import pdf_file
 from tests.support.projectors import WordProjector
 from tests.support.scripts import answering, noting
+from tests.support.waiting import until
 from trioserve.api.stored import files as files_module
 from trioserve.store import Records
 
@@ -209,7 +210,7 @@ async def test_a_file_that_is_deleted_meanwhile_is_not_there(
                 patch.setattr(files_module.Records, "some", deleting)
                 answer = await client.post(path, json=body(id_))
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
-        assert service.memory.n_held == 0
+        await until(lambda: service.memory.n_held == 0)
 
 
 async def test_the_lines_of_a_batch_name_files() -> None:
