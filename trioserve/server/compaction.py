@@ -45,6 +45,9 @@ from trioserve.types import Finished, GenerationParams, Progress, Timings, Token
 _MAX_SUMMARY = 4096
 _SHARE = 8
 
+#: The part of them that there must be room for after the whole conversation.
+_LEAST = 4
+
 #: The most parts in which a conversation is read that does not fit into the context.
 _MAX_PARTS = 64
 
@@ -169,36 +172,38 @@ class _Compactor:
             raise NothingToSummarizeError("There is nothing to summarize.", param="messages")
         chat = self._chat_of_summary()
         asked = [*rules, *summed, {"role": "user", "content": self.plan.task}]
-        if await length_of(self.server, asked, chat) <= self._room:
-            summary = await self._ask(asked, chat)
+        room = self.server.model.n_ctx_seq - await length_of(self.server, asked, chat)
+        if room >= max(1, self.n_summary // _LEAST):  # clients ask when little is left
+            summary = await self._ask(asked, chat, min(self.n_summary, int(room)))
         else:
             summary = await self._read(transcript(summed), chat)
         kept = await self._kept(rules, said, calls)
         return Compaction(summary=summary, kept=kept, spares_users=self.plan.spares_users)
 
-    @property
-    def _room(self) -> int:
-        """The most tokens of the prompt of a summary."""
-        return self.server.model.n_ctx_seq - self.n_summary
-
     def _chat_of_summary(self) -> ChatParams:
-        """The chat of a summary: as that of the answer, so that the prompts begin alike."""
-        chat = self.chat
+        """The chat of a summary: as that of the answer, so that the prompts begin alike.
+
+        The budget ends the reasoning: a variable would change the beginning of some prompts. Where
+        reasoning has a channel of its own, there is no budget, and the variable only forbids it.
+        """
+        chat, kwargs = self.chat, self.chat.template_kwargs
+        if self.server.model.template.format.channels is not None:
+            kwargs = {**kwargs, "enable_thinking": False}
         return attrs.evolve(
             chat,
             tool_choice=ToolChoice("none" if chat.tools else "auto"),
             add_generation_prompt=True,
             continue_final_message=None,
-            template_kwargs={**chat.template_kwargs, "enable_thinking": False},
+            template_kwargs=kwargs,
             reasoning_format="deepseek",  # which keeps it out of the text
             reasoning_budget=0,
             reasoning_message=None,
             parse_tools=False,
         )
 
-    async def _ask(self, messages: Sequence[Message], chat: ChatParams) -> str:
+    async def _ask(self, messages: Sequence[Message], chat: ChatParams, most: int) -> str:
         given = {
-            "max_tokens": self.n_summary,
+            "max_tokens": most,
             "priority": min(-1, self.params.priority),
             "lora": self.params.lora,
             "cache_salt": self.params.cache_salt,
@@ -221,15 +226,17 @@ class _Compactor:
     async def _read(self, text: str, chat: ChatParams) -> str:
         """Read a conversation in parts, each with the summary of those before it."""
         chat = attrs.evolve(chat, tools=None, tool_choice="auto")
-        size = self._room - self.n_summary - _AROUND_PART
-        parts = await self._parts(text, max(size, self._room // 4))
+        n_ctx = self.server.model.n_ctx_seq
+        size = max(n_ctx - 2 * self.n_summary - _AROUND_PART, n_ctx // 4)
+        parts = await self._parts(text, size)
         summary = ""
         for n, part in enumerate(parts, 1):
             so_far = _SO_FAR.format(summary=summary) if summary else ""
             task = _TASK_OF_PART.format(
                 n=n, n_parts=len(parts), part=part, so_far=so_far, task=self.plan.task
             )
-            summary = await self._ask([{"role": "user", "content": task}], chat)
+            asked = [{"role": "user", "content": task}]
+            summary = await self._ask(asked, chat, self.n_summary)
         return summary
 
     async def _parts(self, text: str, size: int) -> list[str]:

@@ -42,7 +42,7 @@ from trioserve.chat.deltas import (
     ToolCallArguments,
     ToolCallStart,
 )
-from trioserve.errors import ThreadsUnsupportedError, TrioServeError
+from trioserve.errors import ContextLengthExceededError, ThreadsUnsupportedError, TrioServeError
 from trioserve.server.compaction import (
     Compacted,
     CompactedChat,
@@ -98,6 +98,10 @@ def body(error: TrioServeError, request_id: str) -> dict[str, Any]:
     other = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, other)
     told: dict[str, Any] = {"type": kind, "message": message_of(error, request_id)}
+    if isinstance(error, ContextLengthExceededError):  # clients that compact look for these words
+        told["message"] = (
+            f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum"
+        )
     if isinstance(error, ThreadsUnsupportedError):  # tool runners then use none
         told["details"] = {"error_code": error.code, "unsupported": [error.param]}
     return {"type": "error", "error": told, "request_id": request_id}
