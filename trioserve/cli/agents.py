@@ -111,6 +111,7 @@ def _claude(endpoint: Endpoint, folder: Path) -> Settings:
         **{f"ANTHROPIC_DEFAULT_{one}_MODEL": endpoint.model for one in models},
         "CLAUDE_CODE_SUBAGENT_MODEL": endpoint.model,
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context),
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(endpoint.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.max_answer),
         # A line that differs in each request, at the beginning of the prompt: nothing after it
         # would be found in the cache.

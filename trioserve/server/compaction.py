@@ -277,7 +277,8 @@ class _Compactor:
             self.server, [*rules, {"role": "user", "content": ""}], self._chat_of_summary()
         )
         n_ctx = self.server.model.n_ctx_seq
-        room = min(n_ctx // 4, (self.plan.limit - n_first - self.n_summary) / 2)
+        room = max(n_ctx / 16, (self.plan.limit - n_first - self.n_summary) / 2)
+        room = min(n_ctx / 4, room)
         first = len(groups)
         while first:
             room -= await self._size_of(groups[first - 1], room)

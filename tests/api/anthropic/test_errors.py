@@ -84,8 +84,7 @@ async def test_a_prompt_that_is_too_long() -> None:
     assert answer.status_code == 400
     assert answer.json() == error(
         "invalid_request_error",
-        f"The prompt has {count.json()['input_tokens']} tokens, which exceeds the available "
-        "context size of 4096 tokens, with room for at least one token of output.",
+        f"prompt is too long: {count.json()['input_tokens']} tokens > 4096 maximum",
     )
 
 

@@ -16,6 +16,11 @@ from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.testing import ScriptedBackend, scripted
 
+COMPACTED = {
+    "input": "some text",
+    "max_output_tokens": 2,
+    "context_management": [{"type": "compaction", "compact_threshold": 9}],
+}
 CHAT = {"messages": [{"role": "user", "content": "some text"}], "max_tokens": 3}
 
 
@@ -66,6 +71,8 @@ async def _request(
         ("/v1/messages", CHAT | {"stream": True}),
         ("/v1/messages", CHAT),
         ("/api/chat", CHAT),
+        ("/v1/responses", COMPACTED | {"stream": True}),
+        ("/v1/messages", CHAT | {"compaction": {"type": "summarize"}}),
     ],
     ids=[
         "chat stream",
@@ -76,6 +83,8 @@ async def _request(
         "message stream",
         "message",
         "lines",
+        "compacted response",
+        "compaction",
     ],
 )
 async def test_cancellation_at_every_await_leaves_nothing(path: str, body: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from typing import Any
 
 import httpx
@@ -14,8 +15,10 @@ from openai.types.responses import Response
 from tests.api.openai.responses.test_routes import events_in
 from tests.support.clients import client_of, use_openai
 from tests.support.compacted import Model, serve
+from tests.support.media_files import image_file
+from tests.support.projectors import WordProjector
 from tests.support.scripts import answering
-from trioserve.chat.compaction import PREFACE
+from trioserve.chat.compaction import PREFACE, TASK
 
 TRIGGER = {"type": "compaction_trigger"}
 TOOL: Any = {"type": "function", "name": "read", "parameters": {"type": "object"}, "strict": False}
@@ -237,3 +240,81 @@ async def test_what_another_server_wrote_is_refused(item: dict[str, Any]) -> Non
         for empty in (None, ""):
             item = {"type": "context_compaction", "encrypted_content": empty}
             await post(client, input=[said("user", "Hi"), item])
+
+
+async def test_what_the_answer_must_be_is_no_matter_of_the_summary() -> None:
+    """Required calls, formats and stop strings count for the answer alone."""
+    call_text = '<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call>'
+    managed = [{"type": "compaction", "compact_threshold": 10}]
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+    format = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    async with serve(Model(call_text)) as client:
+        body = {"input": "fact-one", "tools": [TOOL], "context_management": managed}
+        response = await post(client, **body, tool_choice="required", parallel_tool_calls=False)
+        compaction, made = response["output"]
+        assert made["type"] == "function_call"
+        assert "Summary: fact-one" in compaction["encrypted_content"]
+    async with serve(Model('{"a":1}')) as client:
+        body = {"input": "fact-one", "context_management": managed, "text": format}
+        response = await post(client, **body, stop=["fact"])
+        compaction, message = response["output"]
+        assert json.loads(message["content"][0]["text"]) == {"a": 1}
+        assert "Summary: fact-one" in compaction["encrypted_content"]
+
+
+@pytest.mark.system
+async def test_files_are_kept() -> None:
+    model = Model()
+    url = f"data:image/png;base64,{b64encode(image_file(size=(8, 4))).decode()}"
+    text = f"data:text/plain;base64,{b64encode(b'Cats.').decode()}"
+    parts = [
+        {"type": "input_image", "image_url": url},
+        {"type": "input_file", "filename": "a.txt", "file_data": text},
+        {"type": "input_text", "text": "So?"},
+    ]
+    managed = [{"type": "compaction", "compact_threshold": 10}]
+    given = [said("user", "fact-one"), said("assistant", "Ah."), {"role": "user", "content": parts}]
+    async with serve(model, projector=WordProjector()) as client:
+        response = await post(client, input=given, context_management=managed)
+        again = [response["output"][0], said("user", "Go on.")]
+        await post(client, input=again)
+    assert len(model.prompts) == 3
+    for prompt in model.prompts:
+        assert "(image 8x4)" in prompt and "Cats." in prompt
+        assert "Summary: fact-one" in prompt or TASK in prompt
+
+
+async def test_in_the_background_and_resumed() -> None:
+    """A session has the events of a compaction, and the stored response its items."""
+    model = Model()
+    managed = [{"type": "compaction", "compact_threshold": 10}]
+    async with serve(model) as client:
+        body = {"input": "fact-one", "context_management": managed, "background": True}
+        answer = await client.post("/v1/responses", json={**body, "stream": True})
+        events = events_of(answer.text)
+        id_ = events[-1]["response"]["id"]
+        again = await client.get(f"/v1/responses/{id_}?stream=true&starting_after=3")
+        assert events_of(again.text) == events[4:]
+        stored = (await client.get(f"/v1/responses/{id_}")).json()
+        assert [one["type"] for one in stored["output"]] == ["compaction", "message"]
+        await post(client, input="Go on.", previous_response_id=id_)
+        assert "Summary: fact-one" in model.prompts[-1]
+        assert model.prompts[-1].count("fact-one") == 2  # in the summary, and in the last turn
+        triggered = await post(client, input=[TRIGGER], previous_response_id=id_)
+        await post(client, input="Go on.", previous_response_id=triggered["id"])
+        assert "Summary: fact-one" in model.prompts[-1]
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    return [json.loads(event.split("data: ", 1)[1]) for event in text.split("\n\n") if event]
+
+
+async def test_where_the_server_runs_tools_it_is_refused() -> None:
+    async with serve(Model()) as client:
+        error = await refused(
+            client,
+            input="Hi",
+            trioserve_run_tools=True,
+            context_management=[{"type": "compaction"}],
+        )
+    assert error["param"] in ("context_management", "trioserve_run_tools")
