@@ -76,7 +76,8 @@ def test_a_chat_is_saved_as_markdown(chat: ChatPage, script: PacedScript, tmp_pa
     download.value.save_as(tmp_path / "chat.md")
     text = (tmp_path / "chat.md").read_text()
     assert re.fullmatch(
-        r"# Is it so\?\n\n## You\n\nIs it so\?\n\n## Answer( \(\w+\))?\n\nIt is \*\*so\*\*\.\n", text
+        r"# Is it so\?\n\n## You\n\nIs it so\?\n\n## Answer( \(\w+\))?\n\nIt is \*\*so\*\*\.\n",
+        text,
     )
 
 

@@ -184,7 +184,7 @@ class _Compactor:
         """The chat of a summary: as that of the answer, so that the prompts begin alike.
 
         The budget ends the reasoning: a variable would change the beginning of some prompts. Where
-        reasoning has a channel of its own, there is no budget, and the variable only forbids it.
+        reasoning has a channel, the variable forbids it, and changes nothing else.
         """
         chat, kwargs = self.chat, self.chat.template_kwargs
         if self.server.model.template.format.channels is not None:
