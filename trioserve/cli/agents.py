@@ -19,7 +19,7 @@ KEY_VARIABLE = "TRIOSERVE_API_KEY"
 NO_KEY = "none"
 
 #: The name of the provider, in agents that have several.
-_PROVIDER = "trioserve"
+PROVIDER = "trioserve"
 
 #: Most tokens of an answer, for agents that must know; they leave as much of the context free.
 _MAX_ANSWER = 32_000
@@ -33,7 +33,7 @@ class Endpoint:
     """A model of a server: what an agent is to use.
 
     `url` ends before ``/v1``. `context` is the number of tokens that a request may have.
-    `is_toy`: it is the bundled model.
+    `is_toy`: it is the bundled model. `told` is what the agent says of itself; see `Agent.asked`.
     """
 
     url: str
@@ -42,6 +42,7 @@ class Endpoint:
     sees_images: bool = False
     is_toy: bool = False
     api_key: str = NO_KEY
+    told: str = ""
 
     @property
     def max_answer(self) -> int:
@@ -69,6 +70,7 @@ class Agent:
         settings: makes it use an endpoint; the path is the folder of the run.
         first_prompt: about how many tokens its first request has.
         cleared: variables of the environment that would win over the settings.
+        asked: its arguments to print what its settings are made of.
     """
 
     title: str
@@ -77,13 +79,49 @@ class Agent:
     settings: Callable[[Endpoint, Path], Settings]
     first_prompt: int
     cleared: Sequence[str] = ()
+    asked: Sequence[str] = ()
 
 
-def _codex(endpoint: Endpoint, _folder: Path) -> Settings:
-    provider = f"model_providers.{_PROVIDER}"
+#: Fields of Codex's own models that say nothing of OpenAI's service.
+_OF_ANY_MODEL = ("shell_type", "truncation_policy", "experimental_supported_tools")
+
+
+def _catalogue(endpoint: Endpoint) -> str:
+    """Codex's catalogue with the model, which has the instructions of the plainest one in it.
+
+    Empty: there is none in what Codex tells.
+    """
+    try:
+        known = [one for one in json.loads(endpoint.told)["models"] if one["visibility"] == "list"]
+        plainest = max(known, key=lambda one: one["priority"])
+        texts = plainest.get("model_messages") or {}
+        instructions = plainest.get("base_instructions") or texts["instructions_template"]
+        kept = {name: plainest[name] for name in _OF_ANY_MODEL}
+    except (KeyError, TypeError, ValueError):
+        return ""
+    model = {
+        **kept,
+        "slug": endpoint.model,
+        "display_name": endpoint.model,
+        "description": "A model of trioserve.",
+        "supported_reasoning_levels": [],
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 1,
+        "base_instructions": instructions,
+        "support_verbosity": False,
+        "supports_parallel_tool_calls": True,
+        "context_window": endpoint.context,
+        "input_modalities": ["text", "image"] if endpoint.sees_images else ["text"],
+    }
+    return json.dumps({"models": [model]})
+
+
+def _codex(endpoint: Endpoint, folder: Path) -> Settings:
+    provider = f"model_providers.{PROVIDER}"
     overrides: dict[str, str | int | bool] = {
-        "model_provider": _PROVIDER,
-        f"{provider}.name": _PROVIDER,
+        "model_provider": PROVIDER,
+        f"{provider}.name": PROVIDER,
         f"{provider}.base_url": f"{endpoint.url}/v1",
         f"{provider}.wire_api": "responses",
         f"{provider}.env_key": KEY_VARIABLE,
@@ -94,11 +132,16 @@ def _codex(endpoint: Endpoint, _folder: Path) -> Settings:
         "check_for_update_on_startup": False,
         "analytics.enabled": False,
     }
+    files = {}
+    if catalogue := _catalogue(endpoint):
+        files["models.json"] = catalogue
+        overrides["model_catalog_json"] = str(folder / "models.json")
     # A value is TOML, whose strings, numbers and booleans are those of JSON.
     words = (("-c", f"{name}={json.dumps(value)}") for name, value in overrides.items())
     return Settings(
         arguments=[word for pair in words for word in pair],
         environ={KEY_VARIABLE: endpoint.api_key},
+        files=files,
     )
 
 
@@ -113,9 +156,10 @@ def _claude(endpoint: Endpoint, folder: Path) -> Settings:
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context),
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(endpoint.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.max_answer),
-        # A line that differs in each request, at the beginning of the prompt: nothing after it
-        # would be found in the cache.
+        # A line at the beginning of the prompt that differs in each chat: nothing after it would be
+        # found in the cache. And a message for each turn, which stays in the prompt.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "API_TIMEOUT_MS": str(_PATIENCE),
     }
@@ -128,7 +172,7 @@ def _claude(endpoint: Endpoint, folder: Path) -> Settings:
 
 
 def _opencode(endpoint: Endpoint, _folder: Path) -> Settings:
-    model = f"{_PROVIDER}/{endpoint.model}"
+    model = f"{PROVIDER}/{endpoint.model}"
     kinds = ["text", "image"] if endpoint.sees_images else ["text"]
     described = {
         "name": endpoint.model,
@@ -139,7 +183,7 @@ def _opencode(endpoint: Endpoint, _folder: Path) -> Settings:
     }
     provider = {
         "npm": "@ai-sdk/openai-compatible",
-        "name": _PROVIDER,
+        "name": PROVIDER,
         "options": {
             "baseURL": f"{endpoint.url}/v1",
             "apiKey": f"{{env:{KEY_VARIABLE}}}",
@@ -148,7 +192,7 @@ def _opencode(endpoint: Endpoint, _folder: Path) -> Settings:
         "models": {endpoint.model: described},
     }
     config = {
-        "provider": {_PROVIDER: provider},
+        "provider": {PROVIDER: provider},
         "model": model,
         "small_model": model,
         "autoupdate": False,
@@ -230,7 +274,7 @@ def _continue(endpoint: Endpoint, folder: Path) -> Settings:
             "maxTokens": endpoint.max_answer,
         },
     }
-    config = {"name": _PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
+    config = {"name": PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
     path = folder / "config.yaml"
     return Settings(
         arguments=["--config", str(path)],
@@ -250,16 +294,16 @@ def _pi(endpoint: Endpoint, folder: Path) -> Settings:
         "maxTokens": endpoint.max_answer,
     }
     provider = {
-        "name": _PROVIDER,
+        "name": PROVIDER,
         "baseUrl": f"{endpoint.url}/v1",
         "apiKey": KEY_VARIABLE,
         "api": "openai-completions",
         "models": [model],
     }
-    call = f"pi.registerProvider({json.dumps(_PROVIDER)}, {json.dumps(provider)});"
+    call = f"pi.registerProvider({json.dumps(PROVIDER)}, {json.dumps(provider)});"
     path = folder / "trioserve.js"
     return Settings(
-        arguments=["-e", str(path), "--provider", _PROVIDER, "--model", endpoint.model],
+        arguments=["-e", str(path), "--provider", PROVIDER, "--model", endpoint.model],
         environ={KEY_VARIABLE: endpoint.api_key, "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
         files={path.name: f"export default function (pi) {{ {call} }}\n"},
     )
@@ -312,9 +356,75 @@ def _gptme(endpoint: Endpoint, _folder: Path) -> Settings:
     )
 
 
+def _copilot(endpoint: Endpoint, _folder: Path) -> Settings:
+    return Settings(
+        environ={
+            "COPILOT_PROVIDER_BASE_URL": f"{endpoint.url}/v1",
+            "COPILOT_PROVIDER_TYPE": "openai",
+            "COPILOT_PROVIDER_API_KEY": endpoint.api_key,
+            "COPILOT_PROVIDER_WIRE_API": "completions",
+            "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(endpoint.context - endpoint.max_answer),
+            "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(endpoint.max_answer),
+            "COPILOT_MODEL": endpoint.model,
+            "COPILOT_OFFLINE": "true",
+            "COPILOT_AUTO_UPDATE": "false",
+        }
+    )
+
+
+def _droid(endpoint: Endpoint, folder: Path) -> Settings:
+    name = f"custom:{PROVIDER}"
+    model = {
+        "id": name,
+        "model": endpoint.model,
+        "displayName": endpoint.model,
+        "baseUrl": f"{endpoint.url}/v1",
+        "apiKey": f"${{{KEY_VARIABLE}}}",
+        "provider": "generic-chat-completion-api",
+        "maxContextLimit": endpoint.context,
+        "maxOutputTokens": endpoint.max_answer,
+        "noImageSupport": not endpoint.sees_images,
+    }
+    path = folder / "settings.json"
+    settings = {"customModels": [model], "sessionDefaultSettings": {"model": name}}
+    return Settings(
+        environ={
+            KEY_VARIABLE: endpoint.api_key,
+            "FACTORY_RUNTIME_SETTINGS_PATH": str(path),
+            "FACTORY_AIRGAP_ENABLED": "true",  # no telemetry, and no search for updates
+        },
+        files={path.name: json.dumps(settings)},
+    )
+
+
+def _goose(endpoint: Endpoint, _folder: Path) -> Settings:
+    return Settings(
+        environ={
+            "GOOSE_PROVIDER": "openai",
+            "GOOSE_MODEL": endpoint.model,
+            "GOOSE_CONTEXT_LIMIT": str(endpoint.context),
+            "GOOSE_TELEMETRY_ENABLED": "false",
+            "OPENAI_HOST": endpoint.url,
+            "OPENAI_BASE_PATH": "v1/chat/completions",
+            "OPENAI_API_KEY": endpoint.api_key,
+            "OPENAI_TIMEOUT": str(_PATIENCE // 1000),
+        }
+    )
+
+
+def _hermes(endpoint: Endpoint, _folder: Path) -> Settings:
+    return Settings(
+        arguments=["--provider", "custom", "--model", endpoint.model],
+        environ={"CUSTOM_BASE_URL": f"{endpoint.url}/v1", "OPENAI_API_KEY": endpoint.api_key},
+    )
+
+
 #: The agents, by the word that names each on the command line.
 AGENTS: Mapping[str, Agent] = {
-    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", _codex, 9_000),
+    "codex": Agent(
+        "Codex", "codex", "npm install -g @openai/codex", _codex, 9_000,
+        asked=["debug", "models"],
+    ),
     "claude": Agent(
         "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", _claude, 20_000,
         cleared=["ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"],
@@ -324,6 +434,18 @@ AGENTS: Mapping[str, Agent] = {
     "cline": Agent("Cline", "cline", "npm install -g cline", _cline, 5_500),
     "continue": Agent("Continue", "cn", "npm install -g @continuedev/cli", _continue, 2_000),
     "pi": Agent("pi", "pi", "npm install -g @mariozechner/pi-coding-agent", _pi, 1_500),
+    "copilot": Agent(
+        "GitHub Copilot CLI", "copilot", "npm install -g @github/copilot", _copilot, 15_000,
+        cleared=["COPILOT_PROVIDER_BEARER_TOKEN", "COPILOT_PROVIDER_HEADERS",
+                 "COPILOT_PROVIDER_MODEL_ID", "COPILOT_PROVIDER_WIRE_MODEL"],
+    ),
+    "droid": Agent("Droid", "droid", "npm install -g droid", _droid, 10_000),
+    "goose": Agent(
+        "goose", "goose", "the installer at https://goose-docs.ai", _goose, 5_000,
+        cleared=["OPENAI_BASE_URL", "OPENAI_CUSTOM_HEADERS", "OPENAI_ORGANIZATION",
+                 "OPENAI_PROJECT"],
+    ),
+    "hermes": Agent("Hermes", "hermes", "pip install hermes-agent", _hermes, 15_000),
     "aider": Agent("aider", "aider", "pip install aider-chat", _aider, 1_000),
     "gptme": Agent("gptme", "gptme", "pip install gptme", _gptme, 9_000),
 }  # fmt: skip

@@ -249,7 +249,7 @@ def add_key(path: str, name: str, fields: Mapping[str, Any]) -> str:
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
         text += gap + "\n".join(lines)
         parse_keys(text, path)
-        _replace(path, text)
+        replace_file(path, text)
     return key
 
 
@@ -260,7 +260,7 @@ def remove_key(path: str, name: str) -> None:
         ConfigError: there is no such key, or the file cannot be used.
     """
     with _locked(path):
-        _replace(path, _without(name, readers.file(path), path))
+        replace_file(path, _without(name, readers.file(path), path))
 
 
 def _without(name: str, text: str, path: str) -> str:
@@ -316,8 +316,8 @@ def _unwritable(path: str, error: OSError) -> ConfigError:
     return ConfigError(f"{path} cannot be written: {error.strerror or error}")
 
 
-def _replace(path: str, text: str) -> None:
-    """Write the file at once, for its owner only. Raises ConfigError."""
+def replace_file(path: str, text: str, *, keep_mode: bool = False) -> None:
+    """Write a file at once, for its owner only or as it was. Raises ConfigError."""
     target = Path(os.path.realpath(path))
     new = None
     try:
@@ -325,6 +325,8 @@ def _replace(path: str, text: str) -> None:
         with open(descriptor, "w", encoding="utf-8") as file:
             if target.exists():
                 _give_to_owner(target, new)
+                if keep_mode:
+                    os.chmod(new, target.stat().st_mode & 0o777)
             file.write(text)
             file.flush()
             os.fsync(descriptor)

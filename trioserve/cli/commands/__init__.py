@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from trioserve.cli.agents import AGENTS
+from trioserve.cli.configured import CONFIGURED
 from trioserve.cli.options import (
     Command,
     Option,
@@ -149,13 +150,18 @@ COMMANDS: Mapping[str, Command] = {
         ),
     ),
     "launch": Command(
-        "{" + ",".join(AGENTS) + "}",
-        "start a coding agent that uses a local model",
+        "{" + ",".join((*AGENTS, *CONFIGURED)) + "}",
+        "start a coding agent that uses a local model, or configure a program for it",
         "It uses the server that the flags and variables describe, or the one at URL. If none has\n"
         "the model, a server is started with these flags, and ends with the agent.\n"
         "The settings hold for this run: no file of the agent's configuration is changed.\n"
-        "What stands behind -- is passed to the agent.\n",
-        (_URL,),
+        "What stands behind -- is passed to the agent.\n"
+        f"{', '.join(CONFIGURED)} are not started: launch changes their file of settings.\n",
+        (
+            _URL,
+            Option("--dry-run", "print what would be started or changed, and do nothing"),
+            Option("--undo", "undo what was changed in the program's file"),
+        ),
         passes_on=True,
     ),
     "batch": Command(

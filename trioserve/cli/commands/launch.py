@@ -1,9 +1,11 @@
-"""``trioserve launch``: starts a coding agent that uses a local model."""
+"""``trioserve launch``: starts a coding agent with a local model, or tells a program of one."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -16,7 +18,8 @@ import attrs
 import trio
 
 from trioserve.cli.address import Address
-from trioserve.cli.agents import AGENTS, NO_KEY, Agent, Endpoint
+from trioserve.cli.agents import AGENTS, NO_KEY, Agent, Endpoint, Settings as AgentSettings
+from trioserve.cli.configured import CONFIGURED, Configured, Settings, difference, shown_key
 from trioserve.cli.local_server import (
     MAX_BYTES,
     Props,
@@ -38,6 +41,9 @@ from trioserve.errors import (
     UnavailableError,
 )
 
+#: Seconds in which an agent tells of itself.
+_ANSWER_SECONDS = 10.0
+
 
 def run(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`.
@@ -47,35 +53,106 @@ def run(given: Arguments) -> int:
             server has several models and none is named.
         TrioServeError: the model cannot be loaded, or the server at the URL does not answer.
     """
-    agent, environ = AGENTS[given.words[0]], given.environ
+    name, environ = given.words[0], given.environ
+    if name in CONFIGURED and given["undo"]:
+        return _undo(Settings.of(name, environ), is_dry=given["dry_run"])
+    if given["undo"]:
+        raise ConfigError(f"launch changes no file of {AGENTS[name].title}, so nothing is to undo")
     config = given.parsed().config
+    if name in CONFIGURED:
+        server = AgentServer(given["url"], config, given.flags, environ)
+        settings = Settings.of(name, environ)
+        return run_foreground(partial(_configure, settings, server, is_dry=given["dry_run"]))
+    agent = AGENTS[name]
     program = shutil.which(agent.program, path=environ.get("PATH"))
     if program is None:
         raise ConfigError(f"{agent.title} is not installed; install it with: {agent.install}")
     server = AgentServer(given["url"], config, given.flags, environ)
-    return run_foreground(partial(_launch, agent, [program, *given.after], server, environ))
+    command = [program, *given.after]
+    return run_foreground(
+        partial(_launch, agent, command, server, environ, is_dry=given["dry_run"])
+    )
+
+
+async def _configure(settings: Settings, server: AgentServer, *, is_dry: bool) -> int:
+    """Write the file of a program, and say what has changed."""
+    async with server.endpoint(must_run=True) as endpoint:
+        _check_name(settings.program, endpoint.model)
+    before, after, record = settings.planned(endpoint)
+    print(difference(settings.path, before, after), end="")
+    if is_dry:
+        return 0
+    settings.apply(after, record)
+    then = settings.program.then.format(model=endpoint.model, key=shown_key(endpoint))
+    note(f"{settings.program.title} has {endpoint.model} at {endpoint.url}: {then}", BLUE)
+    return 0
+
+
+def _undo(settings: Settings, *, is_dry: bool) -> int:
+    """Undo the change of a file, and say what has changed."""
+    before, after, kept = settings.undo_planned()
+    print(difference(settings.path, before, after), end="")
+    for name in kept:
+        note(f"{name} was changed since, and stays as it is")
+    if not is_dry:
+        settings.undo(after)
+    return 0
+
+
+async def _told(agent: Agent, program: str, environ: Mapping[str, str]) -> str:
+    """What an agent tells that its settings are made of; empty: it does not."""
+    if not agent.asked:
+        return ""
+    with trio.move_on_after(_ANSWER_SECONDS):
+        done = await trio.run_process(
+            [program, *agent.asked],
+            env=dict(environ),
+            capture_stdout=True,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+        return done.stdout.decode(errors="replace")
+    return ""
 
 
 async def _launch(
-    agent: Agent, command: Sequence[str], server: AgentServer, environ: Mapping[str, str]
+    agent: Agent,
+    command: Sequence[str],
+    server: AgentServer,
+    environ: Mapping[str, str],
+    *,
+    is_dry: bool,
 ) -> int:
     """Run an agent with a server, and return its exit code."""
     with tempfile.TemporaryDirectory(prefix="trioserve-launch-") as name:
-        async with server.endpoint() as endpoint:
+        async with server.endpoint(must_run=is_dry) as endpoint:
             folder = Path(name)
             _check_name(agent, endpoint.model)
-            settings = agent.settings(endpoint, folder)
+            program, *arguments = command
+            told = await _told(agent, program, environ)
+            settings = agent.settings(attrs.evolve(endpoint, told=told), folder)
+            if is_dry:
+                _show(settings, [program, *settings.arguments, *arguments])
+                return 0
             for file, text in settings.files.items():
                 (folder / file).write_text(text, encoding="utf-8")
             _introduce(agent, endpoint)
             kept = {key: text for key, text in environ.items() if key not in agent.cleared}
-            program, *arguments = command
             return await _attend(
                 [program, *settings.arguments, *arguments], kept | dict(settings.environ)
             )
 
 
-def _check_name(agent: Agent, model: str) -> None:
+def _show(settings: AgentSettings, command: Sequence[str]) -> None:
+    """Print how an agent would be started: in the words of a shell, and its files."""
+    for name, text in settings.environ.items():
+        print(f"{name}={shlex.quote(text)} \\")
+    print(shlex.join(command))
+    for name, text in settings.files.items():
+        print(f"\n# {name}\n{text.rstrip()}")
+
+
+def _check_name(agent: Agent | Configured, model: str) -> None:
     """Check that an agent would read a name as one, and not as a flag or a place in its settings.
 
     Raises:
@@ -163,8 +240,10 @@ class AgentServer:
     environ: Mapping[str, str]
 
     @asynccontextmanager
-    async def endpoint(self) -> AsyncIterator[Endpoint]:
+    async def endpoint(self, *, must_run: bool = False) -> AsyncIterator[Endpoint]:
         """Give the model for the length of a block, at whose end a server of this command ends.
+
+        With `must_run`, none is started.
 
         Raises:
             TrioServeError: there is no such model, or it cannot be loaded.
@@ -173,6 +252,11 @@ class AgentServer:
         if running is not None:
             yield await self._load(*running)
             return
+        if must_run:
+            raise UnavailableError(
+                f"No server at {Address.of(self.url, self.config)} has this model. Start one with "
+                "`trioserve serve`, or name its address with --url."
+            )
         async with started(self.flags, self.config, self.environ) as address:
             yield await self._load(address, only(await models_at(address)))
 

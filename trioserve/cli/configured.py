@@ -1,0 +1,298 @@
+"""Programs that ``trioserve launch`` configures: a change of a file, and how it is undone.
+
+What a program had before is recorded in the state folder. If the user has changed the file since,
+only what is still as it was written is undone.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from trioserve.cli.agents import KEY_VARIABLE, NO_KEY, PROVIDER, Endpoint
+from trioserve.cli.jsonc import Document, Step, as_path
+from trioserve.config import readers
+from trioserve.config.keys import replace_file
+from trioserve.errors import ConfigError
+
+_KEY = re.compile(r'("apiKey": )"[^"]*"')
+
+#: Values by their paths.
+Edits = Mapping[tuple[Step, ...], object]
+
+
+@attrs.frozen
+class Configured:
+    """A program with a file that says which models it has.
+
+    Attributes:
+        title: its name.
+        place: the file, by the folder of the user's settings and the home folder.
+        edits: what the file gets for an endpoint.
+        then: what the user does next, with places for the ``model`` and the ``key``.
+    """
+
+    title: str
+    place: Callable[[Path, Path], Path]
+    edits: Callable[[Endpoint], Edits]
+    then: str
+
+
+def _vscode(endpoint: Endpoint) -> Edits:
+    model = {
+        "id": endpoint.model,
+        "name": endpoint.model,
+        "url": f"{endpoint.url}/v1/chat/completions",
+        "toolCalling": True,
+        "vision": endpoint.sees_images,
+        "maxInputTokens": endpoint.context - endpoint.max_answer,
+        "maxOutputTokens": endpoint.max_answer,
+    }
+    group = {
+        "name": PROVIDER,
+        "vendor": "customendpoint",
+        "apiKey": endpoint.api_key,
+        "apiType": "chat-completions",
+        "models": [model],
+    }
+    return {(("name", PROVIDER),): group}
+
+
+def _zed(endpoint: Endpoint) -> Edits:
+    model = {
+        "name": endpoint.model,
+        "display_name": endpoint.model,
+        "max_tokens": endpoint.context,
+        "max_output_tokens": endpoint.max_answer,
+        "capabilities": {
+            "tools": True,
+            "images": endpoint.sees_images,
+            "parallel_tool_calls": True,
+            "prompt_cache_key": False,
+        },
+    }
+    provider = {"api_url": f"{endpoint.url}/v1", "available_models": [model]}
+    return {("language_models", "openai_compatible", PROVIDER): provider}
+
+
+def _openclaw(endpoint: Endpoint) -> Edits:
+    model = {
+        "id": endpoint.model,
+        "name": endpoint.model,
+        "reasoning": False,
+        "input": ["text", "image"] if endpoint.sees_images else ["text"],
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+        "contextWindow": endpoint.context,
+        "maxTokens": endpoint.max_answer,
+    }
+    provider = {
+        "baseUrl": f"{endpoint.url}/v1",
+        "apiKey": endpoint.api_key,
+        "api": "openai-completions",
+        "models": [model],
+    }
+    return {
+        ("models", "providers", PROVIDER): provider,
+        ("agents", "defaults", "model", "primary"): f"{PROVIDER}/{endpoint.model}",
+    }
+
+
+def _junie(endpoint: Endpoint) -> Edits:
+    return {
+        (): {
+            "id": endpoint.model,
+            "baseUrl": f"{endpoint.url}/v1/chat/completions",
+            "apiType": "OpenAICompletion",
+            "apiKey": endpoint.api_key,
+            "maxContextLength": endpoint.context,
+        }
+    }
+
+
+#: The programs, by the word that names each on the command line.
+CONFIGURED: Mapping[str, Configured] = {
+    "vscode": Configured(
+        "Visual Studio Code",
+        lambda settings, _home: settings / "Code" / "User" / "chatLanguageModels.json",
+        _vscode,
+        "choose {model} in the list of models of the chat",
+    ),
+    "zed": Configured(
+        "Zed",
+        lambda _settings, home: home / ".config" / "zed" / "settings.json",
+        _zed,
+        f"start Zed with {KEY_VARIABLE}={{key}} in its environment, and choose {{model}}",
+    ),
+    "openclaw": Configured(
+        "OpenClaw",
+        lambda _settings, home: home / ".openclaw" / "openclaw.json",
+        _openclaw,
+        "restart its gateway: openclaw gateway restart",
+    ),
+    "junie": Configured(
+        "Junie",
+        lambda _settings, home: home / ".junie" / "models" / f"{PROVIDER}.json",
+        _junie,
+        f"start it with: junie --model custom:{PROVIDER}",
+    ),
+}
+
+
+# -- the files
+
+
+class _Change(msgspec.Struct):
+    """A value that was set. `before`: the one in its place, as JSON; None: there was none.
+
+    `n_there`: how many steps of its path there were.
+    """
+
+    path: list[str | tuple[str, str]]
+    after: object
+    before: str | None
+    n_there: int
+
+
+class _Record(msgspec.Struct):
+    """What was changed in a file. `before`: its text; None: it did not exist."""
+
+    file: str
+    before: str | None
+    after: str
+    changes: list[_Change]
+
+
+@attrs.frozen
+class Settings:
+    """The file of a program, and the record of what was changed in it.
+
+    Raises:
+        ConfigError: from methods, if a file cannot be read, changed or written.
+    """
+
+    program: Configured
+    path: Path
+    record_path: Path
+
+    @classmethod
+    def of(cls, name: str, environ: Mapping[str, str]) -> Settings:
+        """Find those of a program."""
+        home = Path(environ.get("HOME") or Path.home())
+        settings = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+        if sys.platform == "darwin":
+            settings = home / "Library" / "Application Support"
+        elif sys.platform == "win32":
+            settings = Path(environ.get("APPDATA") or home / "AppData" / "Roaming")
+        state = Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state")
+        program = CONFIGURED[name]
+        record = state / "trioserve" / "launch" / f"{name}.json"
+        return cls(program, program.place(settings, home), record)
+
+    def _text(self) -> str | None:
+        return readers.file(str(self.path)) if self.path.exists() else None
+
+    def _record(self) -> _Record | None:
+        if not self.record_path.exists():
+            return None
+        try:
+            return msgspec.json.decode(readers.file(str(self.record_path)), type=_Record)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{self.record_path} cannot be read: {error}") from None
+
+    def _document(self, text: str | None) -> Document:
+        try:
+            return Document(text or "")
+        except ValueError as error:
+            raise ConfigError(f"{self.path}: {error}; nothing was changed") from None
+
+    def planned(self, endpoint: Endpoint) -> tuple[str | None, str, _Record]:
+        """The text of the file, the one that it gets, and what is recorded of the change."""
+        now, record = self._text(), self._record()
+        before = now if record is None else self._undone(now, record)[0]
+        document, changes = self._document(before), list[_Change]()
+        for path, value in self.program.edits(endpoint).items():
+            n_there, old = document.n_there(path), None
+            if n_there == len(path) and (path or before):
+                old = json.dumps(document.value(path))
+            changes.append(_Change(list(path), value, old, max(n_there, 0)))
+            try:
+                document = document.put(path, value)
+            except ValueError as error:
+                raise ConfigError(f"{self.path}: {error}; nothing was changed") from None
+        return now, document.text, _Record(str(self.path), before, document.text, changes)
+
+    def apply(self, text: str, record: _Record) -> None:
+        """Write the file, and first the record."""
+        self._check_writable()
+        for folder in (self.path.parent, self.record_path.parent):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"{folder} cannot be made: {error.strerror}") from None
+        replace_file(str(self.record_path), msgspec.json.encode(record).decode())
+        replace_file(str(self.path), text, keep_mode=True)
+
+    def _check_writable(self) -> None:
+        if self.path.exists() and not self.path.stat().st_mode & 0o200:
+            raise ConfigError(f"{self.path} is read-only; nothing was changed")
+
+    def undo_planned(self) -> tuple[str | None, str | None, Sequence[str]]:
+        """The text of the file, the one that it had, and what stays because it was changed since.
+
+        Raises:
+            ConfigError: there is nothing to undo, too.
+        """
+        record = self._record()
+        if record is None:
+            raise ConfigError(f"launch has changed nothing of {self.program.title}")
+        now = self._text()
+        return now, *self._undone(now, record)
+
+    def undo(self, text: str | None) -> None:
+        """Give the file this text, or remove it, and forget the record."""
+        self._check_writable()
+        if text is not None:
+            replace_file(str(self.path), text, keep_mode=True)
+        elif self.path.exists():
+            Path(os.path.realpath(self.path)).unlink()
+        self.record_path.unlink()
+
+    def _undone(self, now: str | None, record: _Record) -> tuple[str | None, Sequence[str]]:
+        if now == record.after:
+            return record.before, ()
+        if now is None:
+            return None, ()
+        document, kept = self._document(now), list[str]()
+        for change in reversed(record.changes):
+            path = as_path(change.path)
+            if document.n_there(path) < len(path):
+                continue
+            if document.value(path) != change.after:
+                names = (step if isinstance(step, str) else step[1] for step in path)
+                kept.append(".".join(names) or str(self.path))
+            elif change.before is None:
+                document = document.remove(path, change.n_there)
+            else:
+                document = document.put(path, json.loads(change.before))
+        is_gone = record.before is None and not document.text.strip("{}[] \t\r\n")
+        return None if is_gone else document.text, kept
+
+
+def difference(path: Path, before: str | None, after: str | None) -> str:
+    """Write what changes in a file, without API keys."""
+    old, new = (_KEY.sub(r'\1"***"', text or "").splitlines() for text in (before, after))
+    lines = difflib.unified_diff(old, new, str(path), str(path), lineterm="")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def shown_key(endpoint: Endpoint) -> str:
+    """The key as a message shows it: only that of a server without keys."""
+    return NO_KEY if endpoint.api_key == NO_KEY else "KEY"
