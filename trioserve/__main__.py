@@ -1,14 +1,19 @@
 """The command ``trioserve``, and ``python -m trioserve``."""
 
+# `signal` makes classes of enumerations first, in which Ctrl-C may come.
+import _signal as signal  # type: ignore[import-not-found]
 import os
-import signal
 import sys
-from types import FrameType
-from typing import NoReturn
 
 
-def _end(number: int, _frame: FrameType | None) -> NoReturn:
+def _end(number: int, _frame: object) -> None:
     os._exit(128 + number)
+
+
+# Ctrl-C ends the command at once and says nothing, also while it imports and at its end. What has
+# to be ended in order replaces this handler.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _end)
 
 
 def main() -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -180,9 +179,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A router has the notes of its models' flags, too.
     for each in dict.fromkeys(() if answers_calls else parsed.notes):
         _log.warning(each)
-    try:
-        if answers_calls and status.parent is not None and log is not None:
-            return serve_parent(config, status, status.parent, log, where)
-        return serve(config, status, catalog, zygote)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    if answers_calls and status.parent is not None and log is not None:
+        return serve_parent(config, status, status.parent, log, where)
+    return serve(config, status, catalog, zygote)

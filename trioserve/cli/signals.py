@@ -1,9 +1,13 @@
-"""Commands that end on a signal, as structured concurrency has it: their work is cancelled."""
+"""Commands that end on a signal, as structured concurrency has it: their work is cancelled.
+
+Ctrl-C before and after that ends the process at once, as `trioserve.__main__` says.
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import trio
 
@@ -16,31 +20,48 @@ def run_until_signal(work: Callable[[], Awaitable[int | None]]) -> int:
     Returns the exit code: that of the work, by default 0, or 128 and the number of the signal.
     Raises the first error of the work.
     """
-    try:
-        return trio.run(_run, work)
-    except BaseExceptionGroup as group:
-        failure = first_error(group)
-    raise failure
+    return _run(work, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
 def run_foreground(work: Callable[[], Awaitable[int]]) -> int:
-    """Run async work that handles Ctrl-C itself, and return its exit code. Raises its first error.
+    """Run async work that handles Ctrl-C itself, as `run_until_signal`.
 
-    A Ctrl-C that it does not handle ends it.
+    A Ctrl-C that it does not handle ends it, too.
     """
     try:
-        return trio.run(work)
+        with _raised_interrupts():
+            return _run(work, (signal.SIGTERM, signal.SIGHUP))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+@contextmanager
+def _raised_interrupts() -> Iterator[None]:
+    """Have SIGINT raise KeyboardInterrupt, which Trio brings where it can be handled."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run(work: Callable[[], Awaitable[int | None]], numbers: Sequence[int]) -> int:
+    try:
+        return trio.run(_watched, work, numbers)
     except BaseExceptionGroup as group:
-        raise first_error(group) from None
+        interrupted = group.subgroup(KeyboardInterrupt) is not None
+        failure = KeyboardInterrupt() if interrupted else first_error(group)
+    raise failure
 
 
-async def _run(work: Callable[[], Awaitable[int | None]]) -> int:
+async def _watched(work: Callable[[], Awaitable[int | None]], numbers: Sequence[int]) -> int:
     code = 0
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
-        numbers.append(signal.SIGHUP)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup leaves it
+        numbers = [one for one in numbers if one != signal.SIGHUP]
 
     async def watch(task_status: trio.TaskStatus[None]) -> None:
         nonlocal code

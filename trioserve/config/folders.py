@@ -27,3 +27,8 @@ def expanded(path: str | Path) -> Path:
 def user_cache(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder for what programs can make again. Raises as `expanded`."""
     return expanded(environ.get("XDG_CACHE_HOME") or "~/.cache")
+
+
+def user_state(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for what this program keeps of its use. Raises as `expanded`."""
+    return expanded(environ.get("XDG_STATE_HOME") or "~/.local/state") / "trioserve"

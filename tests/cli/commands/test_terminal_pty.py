@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import pty
+import re
+import signal
+import stat
 import subprocess
 import sys
+import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +24,9 @@ from tests.support.waiting import until
 from trioserve.models import BUNDLED, BUNDLED_PROJECTOR
 
 pytestmark = pytest.mark.system
+
+#: What moves the cursor, and the like.
+_SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|[=>])")
 
 #: Seconds for a whole test: a process starts, and another may.
 LIMIT = 300
@@ -41,17 +48,20 @@ class Dialog:
         while text not in self.shown:
             await trio.lowlevel.wait_readable(self.terminal)
             self.shown += os.read(self.terminal, 2**16).decode(errors="replace")
+            self.shown = _SEQUENCE.sub("", self.shown)
         before, _, self.shown = self.shown.partition(text)
         return before + text
 
 
 @asynccontextmanager
-async def running(*argv: str) -> AsyncIterator[Dialog]:
+async def running(*argv: str, **environ: str) -> AsyncIterator[Dialog]:
     terminal, inside = pty.openpty()
     command = [sys.executable, "-m", "trioserve", "run", *argv]
+    environ = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"} | dict(environ)
     with trio.fail_after(LIMIT):
         process = await trio.lowlevel.open_process(
-            command, stdin=inside, stdout=inside, stderr=subprocess.STDOUT, start_new_session=True,
+            command, stdin=inside, stdout=inside, stderr=subprocess.STDOUT, env=environ,
+            start_new_session=True,
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # becomes its terminal
         )  # fmt: skip
         os.close(inside)
@@ -69,6 +79,10 @@ async def all_free(server: Running) -> bool:
         return not any(slot["is_processing"] for slot in (await client.get("/slots")).json())
 
 
+async def answers(server: Running) -> bool:
+    return not await all_free(server)
+
+
 async def test_a_chat_with_the_server_that_runs(tmp_path: Path) -> None:
     Image.new("RGB", (64, 64), "red").save(tmp_path / "a picture.png")
     endless = ("--ignore-eos", "--context-shift", "-n", "1000000")  # until Ctrl-C
@@ -78,34 +92,57 @@ async def test_a_chat_with_the_server_that_runs(tmp_path: Path) -> None:
         running("bundled.gguf", "--url", server.url) as dialog,
     ):
         await dialog.sees("/help lists commands.")
-        await dialog.sees(">>> ")
-        dialog.type("/set temperature 0\n")
+        await dialog.sees(">>>")
+        dialog.type("/set temperature 0\r")
         await dialog.sees("temperature is 0.0.")
-        dialog.type('"""Repeat after me:\n')
-        await dialog.sees("... ")
-        dialog.type('the blue house"""\n')
-        await dialog.sees('house"""\r\n')
+        dialog.type('"""Repeat after me:\r')
+        await dialog.sees("...")
+        dialog.type('the blue huose"""')
+        dialog.type("\x1b[D" * 5 + "\x7f\x7fou")  # it can be edited
+        dialog.type("\r")
+        await dialog.sees("the blue house")
+        await until(lambda: answers(server))
         await dialog.sees("blue house")  # the answer streams
         dialog.type("\x03")
-        assert "leaves" not in await dialog.sees("\r\n>>> ")  # it is not said during an answer
+        assert "leaves" not in await dialog.sees(">>>")  # it is not said during an answer
         assert (await server.line("request"))["cancelled"] == "disconnect"
         await until(lambda: all_free(server))
-        dialog.type("/clear\n")
+        dialog.type("/cl\t")
+        await dialog.sees("ear")
+        dialog.type("\r")
         await dialog.sees("forgotten.")
-        dialog.type(f"What color is it? '{tmp_path}/a picture.png'\n")
+        dialog.type(f"What color is it? '{tmp_path}/a picture.png'\r")
+        await dialog.sees(f"Added image {tmp_path}/a picture.png")
         await dialog.sees("The color is red.")
         dialog.type("\x03")
-        await dialog.sees("\r\n>>> ")
-        dialog.type("/bye\n")
+        await dialog.sees(">>>")
+        dialog.type("/bye\r")
         assert await dialog.process.wait() == 0
 
 
-async def test_a_server_is_started_and_ends_with_the_chat() -> None:
-    async with running("bundled", "--port", "1", "--temp", "0") as dialog:  # where no server runs
+async def test_a_server_is_started_and_ends_with_the_chat(tmp_path: Path) -> None:
+    words = ("bundled", "--port", "1", "--temp", "0")  # where no server runs
+    async with running(*words, XDG_STATE_HOME=str(tmp_path)) as dialog:
         await dialog.sees("a toy, to try the server with. Try: ")
-        await dialog.sees(">>> ")
-        dialog.type("What is the capital of Japan?\n")
+        await dialog.sees(">>>")
+        dialog.type("What is the capital of Japan?\r")
         await dialog.sees("The capital of Japan is Tokyo.")
-        await dialog.sees(">>> ")
-        dialog.type("\x04")
+        await dialog.sees(" tokens/s, first after ")
+        await dialog.sees(">>>")
+        dialog.type("\x1b[A")
+        await dialog.sees("What is the capital of Japan?")  # from the history
+        dialog.type("\x03\x04")
         assert await dialog.process.wait() == 0
+    history = tmp_path / "trioserve" / "history"
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert "+What is the capital of Japan?" in history.read_text()
+
+
+async def test_a_signal_at_the_prompt_leaves_the_terminal_as_it_was() -> None:
+    async with running("bundled", "--port", "1") as dialog:
+        before = termios.tcgetattr(dialog.terminal)
+        await dialog.sees(">>>")
+        await until(lambda: termios.tcgetattr(dialog.terminal) != before)
+        dialog.process.send_signal(signal.SIGTERM)
+        assert await dialog.process.wait() == 128 + signal.SIGTERM
+        assert termios.tcgetattr(dialog.terminal) == before

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,8 @@ from trioserve.cli.output import BLUE, note
 from trioserve.cli.progress import ProgressReport
 from trioserve.cli.signals import run_foreground
 from trioserve.config import Config
+from trioserve.config.flags import BY_FIELD
+from trioserve.config.parse import parse
 from trioserve.errors import (
     ConfigError,
     TrioServeError,
@@ -229,15 +231,28 @@ async def _attend(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 # -- the server
 
+#: Flags that say which server and which model it is.
+_OF_ADDRESS = frozenset(
+    BY_FIELD[field].names[-1] for field in (
+        "model", "hf_repo", "hf_file", "hf_token", "model_url", "offline", "host", "port",
+        "api_prefix", "api_keys", "keys_file", "ssl_cert_file", "ssl_key_file", "log_level",
+        "log_file", "models_dir", "models_preset",
+    )
+)  # fmt: skip
+
 
 @attrs.frozen
 class AgentServer:
-    """The server that an agent is to use: one that runs, or else one that is started."""
+    """The server that an agent is to use: one that runs, or else one that is started.
+
+    `sends` are fields of the flags that requests have.
+    """
 
     url: str | None
     config: Config
     flags: Sequence[str]
     environ: Mapping[str, str]
+    sends: Collection[str] = ()
 
     @asynccontextmanager
     async def endpoint(self, *, must_run: bool = False) -> AsyncIterator[Endpoint]:
@@ -250,6 +265,7 @@ class AgentServer:
         """
         running = await self._running()
         if running is not None:
+            self._warn(running[0])
             yield await self._load(*running)
             return
         if must_run:
@@ -259,6 +275,13 @@ class AgentServer:
             )
         async with started(self.flags, self.config, self.environ) as address:
             yield await self._load(address, only(await models_at(address)))
+
+    def _warn(self, address: Address) -> None:
+        """Name the flags that a server which runs already cannot have."""
+        options = parse(self.flags, {}).options
+        names = [BY_FIELD[field].names[-1] for field in options if field not in self.sends]
+        if lost := [name for name in names if name not in _OF_ADDRESS]:
+            note(f"{', '.join(lost)} has no effect: the server at {address} runs already")
 
     async def _running(self) -> tuple[Address, str] | None:
         """Look for a server that has the model; None if one is to be started.
