@@ -10,7 +10,7 @@ from urllib.parse import quote
 import attrs
 import trio
 
-from trioserve.chat.deltas import ContentDelta, Delta, ReasoningDelta
+from trioserve.chat.deltas import ContentDelta, ReasoningDelta
 from trioserve.cli.local_server import MAX_BYTES, Props, named, names_of
 from trioserve.cli.output import DIM, RED, has_colors, styled
 from trioserve.cli.terminal import turns
@@ -140,25 +140,24 @@ class TerminalChat:
             async with server.stream_chat(messages, **settings) as stream:
                 async for chunk in stream:
                     first = first or trio.current_time() - began
-                    for delta in chunk.deltas if isinstance(chunk, ChatChunk) else ():
-                        is_thinking = self._show(delta, answer, is_thinking=is_thinking)
+                    is_thinking = self._show(chunk, answer, is_thinking=is_thinking)
         finally:
             ends = "\x1b[0m" if is_thinking and has_colors(self.output) else ""
             self.write(f"{ends}\n" if answer or is_thinking else "")
         if stream.finished is not None:
             self.tell(speeds(stream.finished.timings, first, self.shows), DIM)
 
-    def _show(self, delta: Delta, answer: list[str], *, is_thinking: bool) -> bool:
+    def _show(self, chunk: object, answer: list[str], *, is_thinking: bool) -> bool:
         """Write a part of the answer; returns whether the model is thinking."""
-        if isinstance(delta, ReasoningDelta) and self.output.isatty():
-            begins = "" if is_thinking or not has_colors(self.output) else "\x1b[2m"
-            self.write(begins + delta.text)
-            return True
-        if isinstance(delta, ContentDelta):
-            ends = "\x1b[0m" if has_colors(self.output) else ""
-            self.write(f"{ends}\n\n{delta.text}" if is_thinking else delta.text)
-            answer.append(delta.text)
-            return False
+        dim, plain = ("\x1b[2m", "\x1b[0m") if has_colors(self.output) else ("", "")
+        for delta in chunk.deltas if isinstance(chunk, ChatChunk) else ():
+            if isinstance(delta, ReasoningDelta) and self.output.isatty():
+                self.write(delta.text if is_thinking else dim + delta.text)
+                is_thinking = True
+            elif isinstance(delta, ContentDelta):
+                self.write(f"{plain}\n\n{delta.text}" if is_thinking else delta.text)
+                answer.append(delta.text)
+                is_thinking = False
         return is_thinking
 
     def tell(self, text: str, code: str = "") -> None:
