@@ -45,6 +45,8 @@ def test_as_many_guesses_are_right_as_in_llama_server(
     flags += ["--spec-type", *good["spec_type"], "--spec-draft-n-max", str(n_max)]
     if "spec_draft_model" in good:
         flags += ["-md", good["spec_draft_model"]]
+    if good["swa_full"]:
+        flags.append("--swa-full")
     flags += ["-ctk", "f32", "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32"]
     with llama_server(flags) as client:
         answer = client.post(

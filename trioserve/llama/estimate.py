@@ -15,16 +15,16 @@ import attrs
 
 from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ModelLoadError
-from trioserve.llama import library
+from trioserve.llama import header, library
 from trioserve.llama.context import Context, generation_params
 from trioserve.llama.drafter import draft_config
 from trioserve.llama.embedding import embedding_params, pooling_beside
-from trioserve.llama.layout import CELL, beside_text, choose
+from trioserve.llama.layout import CACHE_TYPES, CELL, beside_text, choose
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.model import LlamaModel, gib
-from trioserve.models import resolve_projector
-from trioserve.models.gguf import total_size
+from trioserve.models import auto_drafts, resolve, resolve_projector
+from trioserve.models.gguf import parts_of, total_size
 
 _MIB = 2**20
 _BUFFER = re.compile(r"(compute|output) buffer size = +([\d.]+) MiB")
@@ -65,6 +65,8 @@ def measure(config: Config) -> Estimate:
     # Other machines need not be there for this, and have one client at a time.
     here = tuple(name for name in config.device if not name.startswith("RPC"))
     config = attrs.evolve(config, rpc=(), device=here)
+    if (choice := auto_drafts.choose(config)) is not None:
+        config = choice.config
     with LlamaModel.load(config, weights=False) as model:
         layout = None if config.serves_embeddings else choose(model, config)
         if config.serves_embeddings:
@@ -75,7 +77,7 @@ def measure(config: Config) -> Estimate:
         lines: list[str] = []
         with library.listening(lines.append), Context(model, params, layout) as context:
             draft = None
-            if config.spec_draft_model is not None:
+            if config.spec_draft_model is not None and config.head_type is None:
                 draft = draft_config(config, context)
             n_ctx = context.n_ctx
         (cache, compute), windows, beside = _sizes(lines), _windows(lines), (0, 0)
@@ -91,6 +93,12 @@ def measure(config: Config) -> Estimate:
         cache, compute = cache + beside[0], compute + beside[1]
         weights = lib.llama_model_size(model.handle)
     weights += total_size(Path(path) for path, _ in config.lora_files)
+    if config.spec_draft_model is not None and config.head_type is not None:
+        head = resolve(config.spec_draft_model)
+        weights, cache = (
+            weights + total_size(parts_of(head)),
+            cache + _cache_of(head, config, n_ctx),
+        )
     projector = None if config.reranking else resolve_projector(config)
     if projector is not None:
         weights += total_size([projector])
@@ -100,6 +108,15 @@ def measure(config: Config) -> Estimate:
             weights + other.weights, cache + other.cache, compute + other.compute
         )  # fmt: skip
     return Estimate(weights=weights, cache=cache, compute=compute, n_ctx=n_ctx)
+
+
+def _cache_of(head: Path, config: Config, n_ctx: int) -> int:
+    """Return the bytes of a head's KV cache; 0 if its header cannot be read."""
+    shape = header.check_model(head)
+    types = CACHE_TYPES[config.spec_draft_type_k], CACHE_TYPES[config.spec_draft_type_v]
+    layers = () if shape is None else shape.layers
+    of_cell = sum(one.key * types[0].width + one.value * types[1].width for one in layers)
+    return int(n_ctx * of_cell)
 
 
 def _check_cells(n_ctx: int) -> None:

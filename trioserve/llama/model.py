@@ -171,15 +171,16 @@ class LlamaModel(HandleOwner):
 
     def has_tensor(self, names: Sequence[bytes]) -> bool:
         """Whether the files have one of these tensors."""
-        for part in gguf.parts_of(Path(self.info.path)):
-            with gguf.read(part) as found:
-                if found.has_tensor(names):
-                    return True
-        return False
+        return gguf.has_tensor(Path(self.info.path), *names)
 
     def _check_kind(self, path: Path) -> None:
         handle = self.handle
-        if (spec_type := FILE_TYPES.get(self.arch)) is not None:
+        spec_type = FILE_TYPES.get(self.arch)
+        if f"{self.arch}.nextn_predict_layers" in self.metadata and not gguf.has_tensor(
+            path, b"blk.0.attn_norm.weight"
+        ):
+            spec_type = "draft-mtp"
+        if spec_type is not None:
             raise ModelLoadError(
                 f"{path} only makes drafts for another model: name it with spec_draft_model, and "
                 f"set spec_type to '{spec_type}'."

@@ -334,6 +334,19 @@ def parts_of(path: Path) -> tuple[Path, ...]:
     return tuple(map(Path, GgufName.parts_of(str(path))))
 
 
+def has_tensor(path: Path, *names: bytes) -> bool:
+    """Whether the files of a model have one of these tensors.
+
+    Raises:
+        ModelLoadError: one of them cannot be read.
+    """
+    for part in parts_of(path):
+        with read(part) as header:
+            if header.has_tensor(names):
+                return True
+    return False
+
+
 def total_size(files: Iterable[Path]) -> int:
     """Add up the sizes of the files; one that is missing counts as 0."""
     total = 0
