@@ -12,13 +12,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.support import head_models, tiny_models
-from tests.support.drafted import Settings, write_head
+from tests.support.drafted import Settings, without_head, write_head
 from tests.support.head_architectures import DFLASH, EAGLE3, MTP, TWO_HEADS, heads_of
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ConfigError, ModelLoadError
 from trioserve.llama import staged
 from trioserve.llama.backend import LlamaBackend
+from trioserve.llama.estimate import measure
 from trioserve.llama.heads import HeadDrafter
 from trioserve.llama.library import lib
 from trioserve.models import head_families
@@ -85,6 +86,17 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
     message = refusal(model, "none", head)
     assert message.endswith("set spec_type to 'draft-eagle3'.")
     assert "only makes drafts for another model" in refusal(head, "none")
+    _, heads = head_models.write_apart(tmp_path, "glm4moe")
+    assert refusal(heads, "none").endswith("set spec_type to 'draft-mtp'.")
+
+
+@pytest.mark.parametrize("kind", ["glm4moe", "gemma4", "eagle3", "dspark"])
+def test_an_estimate_counts_the_head(kind: str, tmp_path: Path) -> None:
+    settings = write_head(tmp_path, kind, is_good=False, is_apart=True)
+    alone, drafted = measure(Config(**without_head(settings))), measure(Config(**settings))
+    head = Path(settings["spec_draft_model"])
+    assert drafted.weights == alone.weights + head.stat().st_size
+    assert (drafted.cache > alone.cache) == (kind != "gemma4")  # an assistant has no cache
 
 
 def test_a_model_whose_layers_cannot_be_read(tmp_path: Path) -> None:
