@@ -145,8 +145,10 @@ class ToolCallContext:
     on_output: Callable[[str], None] = lambda _: None
     #: Counts the bytes that a call holds. An exception ends the call.
     count: Callable[[int], object] = lambda _: None
-    #: Asks the person who approves calls; returns the words of a yes. None: there is nobody.
+    #: Asks the person who approves calls; returns the words of a yes. None: no person does.
     ask: Callable[[str], Awaitable[str | None]] | None = None
+    #: Whether all calls may run without a person.
+    approves_all: bool = False
     #: Has the model answer messages, with fields of `GenerationParams`; returns the text and the
     #: name of the model. None: there is none.
     generate: (

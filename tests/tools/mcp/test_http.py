@@ -243,7 +243,7 @@ async def error_of(answer: Callable[[Any, Send], Awaitable[None]]) -> str:
 
 async def test_answers_that_are_none() -> None:
     assert "status 500 " in await error_of(lambda _, send: respond(send, b"oops", 500, "text/html"))
-    assert "status 401 " in await error_of(lambda _, send: respond(send, b"", 401, "text/plain"))
+    assert "mcp login a" in await error_of(lambda _, send: respond(send, b"", 401, "text/plain"))
     assert "Failed to parse" in await error_of(lambda _, send: respond(send, b"{"))
     assert "text/html" in await error_of(lambda _, send: respond(send, b"<p>", 200, "text/html"))
     compressed = partial(respond, body=b"no gzip", content_encoding="gzip")

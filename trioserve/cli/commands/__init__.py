@@ -137,10 +137,11 @@ COMMANDS: Mapping[str, Command] = {
         },
     ),
     "mcp": Command(
-        "",
+        "[login] [SERVER]",
         "offer models to other programs, as an MCP server on standard input and output",
         "A program such as an editor starts this. It offers the models of the server at URL or,\n"
-        "without one, those that the flags name. Each of these is loaded when it is needed.\n",
+        "without one, those that the flags name. Each of these is loaded when it is needed.\n"
+        "With login, it logs in to SERVER of --mcp-servers-config, by OAuth in a browser.\n",
         (
             Option("--http [HOST:]PORT", "serve streamable HTTP at http://HOST:PORT/mcp, in place "
                    "of standard input and output (default host 127.0.0.1). Clients need a key of "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import webbrowser
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from functools import partial
@@ -14,6 +15,7 @@ import trio
 from trioserve.cli.address import Address, place_of
 from trioserve.cli.named import with_files
 from trioserve.cli.options import Arguments
+from trioserve.cli.output import note
 from trioserve.cli.serving import fleet_of, hypercorn_config, open_sockets, url_of
 from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config, logs
@@ -43,6 +45,8 @@ def run(given: Arguments) -> int:
         ModelLoadError: the model's file does not exist, or is not a model.
         TrioServeError: models cannot be served here, or the client has sent invalid data.
     """
+    if given.words:
+        return _login(given)
     try:
         from trioserve.mcp_server.models import models_of_server
         from trioserve.mcp_server.stdio import taken
@@ -54,8 +58,8 @@ def run(given: Arguments) -> int:
     words = with_files(given.flags, environ)
     parsed = parse(words, environ)
     logs.configure(parsed.config)
-    for note in parsed.notes:
-        _log.warning(note)
+    for each in parsed.notes:
+        _log.warning(each)
     keys = Keys(parsed.config)
     keys.load()
     if url is None:
@@ -75,6 +79,36 @@ def run(given: Arguments) -> int:
             config = attrs.evolve(parsed.config, host=host, port=port)
             serve = partial(_serve_http, config, keys, closing.enter_context(open_sockets(config)))
         run_until_signal(partial(_serve, models, serve))
+    return 0
+
+
+def _login(given: Arguments) -> int:
+    """Log in to an MCP server that the flags name."""
+    word, *names = given.words
+    if word != "login" or len(names) != 1:
+        raise ConfigError("mcp takes no word but login, and the name of an MCP server after it")
+    try:
+        from trioserve.tools.mcp.entries import HttpEntry
+        from trioserve.tools.mcp.login import login
+        from trioserve.tools.mcp.tools import entries_of
+    except ImportError as error:
+        raise ConfigError(
+            f"mcp: {error.name} is not installed; pip install 'trioserve[mcp]'"
+        ) from None
+    parsed = parse(with_files(given.flags, given.environ), given.environ)
+    logs.configure(parsed.config)
+    entries = {entry.name: entry for entry in entries_of(parsed.config)}
+    entry = entries.get(names[0])
+    if not isinstance(entry, HttpEntry):
+        known = ", ".join(name for name, one in entries.items() if isinstance(one, HttpEntry))
+        raise ConfigError(f"no MCP server at an address is called {names[0]!r}; there are: {known}")
+
+    async def show(url: str) -> None:
+        note(f"log in at {url}")
+        await trio.to_thread.run_sync(webbrowser.open, url)
+
+    path = trio.run(login, entry, show)
+    note("this server wants no login" if path is None else f"the token is in {path}")
     return 0
 
 

@@ -302,8 +302,9 @@ class AgentLoop:
             on_output=output,
             count=self._hold.grow,
             has_seen=self._has_seen,
-            ask=partial(self._ask, call),
+            ask=partial(self._ask, call) if self._asked.run.approve == "ask" else None,
             generate=self._generate,
+            approves_all=self._asked.run.approve == "all",
         )
         decision = await self._decide(call, tool, arguments, context)
         if not decision.approved:
@@ -334,11 +335,6 @@ class AgentLoop:
 
     async def _ask(self, call: RunCall, question: str) -> str | None:
         """Put a question of a tool to the person. Returns the words of a yes; None: no."""
-        approve = self._asked.run.approve
-        if approve == "all":
-            return ""
-        if approve != "ask":
-            return None
         decision = await self._asked_person(call, question)
         return decision.reason if decision.approved else None
 

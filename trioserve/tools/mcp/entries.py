@@ -44,7 +44,7 @@ class StdioEntry:
     cwd: str | None = None
     #: Seconds for a call.
     timeout: float = DEFAULT_TIMEOUT
-    #: Folders that it is told it may use.
+    #: Folders that it may use.
     roots: tuple[str, ...] = ()
 
 
@@ -60,7 +60,7 @@ class HttpEntry:
     is_sse: bool = False
     #: Seconds for a call.
     timeout: float = DEFAULT_TIMEOUT
-    #: Folders that it is told it may use.
+    #: Folders that it may use.
     roots: tuple[str, ...] = ()
 
 

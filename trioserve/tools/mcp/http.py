@@ -21,6 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import INVALID_REQUEST
 
 from trioserve.errors import ToolServerError
+from trioserve.tools.mcp.credentials import Bearer
 from trioserve.tools.mcp.entries import HttpEntry
 from trioserve.tools.mcp.messages import MAX_MESSAGE, TRANSPORT_FAILED, Intake, Pace
 from trioserve.tools.mcp.outbox import Outbox
@@ -53,6 +54,7 @@ _STREAMS_PER_SECOND = 10
 #: What ends an event of a stream: an empty line.
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 
+_BEARER = "Bearer "
 _EVENTS = "text/event-stream"
 _PLAIN = "identity"
 _SESSION = "mcp-session-id"
@@ -115,8 +117,11 @@ async def _pass_on(outbox: Outbox, told: WriteStream[SessionMessage]) -> None:
 
 def _client(entry: HttpEntry, background: trio.Nursery) -> httpx2.AsyncClient:
     try:
+        has_own = any(name.lower() == "authorization" for name in entry.headers)
         return _HttpClient(
             background,
+            None if has_own else Bearer(entry.url),
+            entry.name,
             headers={**entry.headers, "Accept-Encoding": _PLAIN},
             timeout=httpx2.Timeout(_CONNECT_SECONDS, read=_SILENCE_SECONDS),
         )
@@ -129,17 +134,22 @@ class _HttpClient(httpx2.AsyncClient):
 
     Args:
         background: where it sends that a call was given up, so that no other call waits for that.
+        bearer: has the token of a login; None: the configuration has one.
+        name: of the server.
         options: of the client.
     """
 
-    def __init__(self, background: trio.Nursery, **options: Any) -> None:
+    def __init__(
+        self, background: trio.Nursery, bearer: Bearer | None, name: str, **options: Any
+    ) -> None:
         super().__init__(**options)
-        self._background = background
+        self._background, self._bearer, self._name = background, bearer, name
         self._limits = _Limits()
 
     async def send(
         self, request: httpx2.Request, *, stream: bool = False, **options: Any
     ) -> httpx2.Response:
+        await self._authorize(request)
         if request.method == "DELETE":  # the end of a session
             with trio.fail_after(_BRIEF_SECONDS):
                 return await _emptied(await super().send(request, stream=True, **options))
@@ -154,10 +164,31 @@ class _HttpClient(httpx2.AsyncClient):
 
     async def _answer(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         try:
-            return await self._checked(await super().send(request, stream=True, **options))
+            response = await super().send(request, stream=True, **options)
+            if response.status_code == 401 and self._bearer is not None:
+                await response.aclose()
+                if not await self._authorize(request, again=True):
+                    return _failure(
+                        request, f"it wants a login: run trioserve mcp login {self._name}"
+                    )
+                response = await super().send(request, stream=True, **options)
+            return await self._checked(response)
         except httpx2.TransportError as error:
             why = str(error) or type(error).__name__
             return _failure(request, f"it cannot be reached: {why}")
+
+    async def _authorize(self, request: httpx2.Request, *, again: bool = False) -> bool:
+        """Put the token of a login into a request, or with `again` another one, if there is one."""
+        if self._bearer is None:
+            return False
+        if again:
+            refused = request.headers.get("authorization", "").removeprefix(_BEARER) or None
+            if not await self._bearer.renew(refused):
+                return False
+        if (token := await self._bearer.token()) is None:
+            return False
+        request.headers["Authorization"] = f"{_BEARER}{token}"
+        return True
 
     async def _notify(self, request: httpx2.Request) -> None:
         with trio.move_on_after(_BRIEF_SECONDS):

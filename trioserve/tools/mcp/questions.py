@@ -1,8 +1,8 @@
 """`Questions`: what an MCP server asks while one of its tools runs.
 
 It may ask the person who approves calls (elicitation), the model (sampling), and for the folders
-that it may use (roots). A question belongs to the call that runs. If none or several run, nobody
-knows whose it is, and it is declined, as where no person approves calls.
+that it may use (roots). A question belongs to the call that runs. If none or several run, it
+is declined, as where no person approves calls.
 """
 
 from __future__ import annotations
@@ -107,10 +107,12 @@ class Questions:
         if messages is None or params.tools:
             return _refusal("this model gets text only, and no tools")
         shown = "\n\n".join(f"{each['role']}: {each['content']}" for each in messages)
-        if await self._ask(f"asks the model:\n\n{shown}") is None:
+        call = self._only
+        if call is None or call.context.generate is None:
+            return _refusal("no call of this answer's model waits for it")
+        asks = not call.context.approves_all
+        if asks and await self._ask(f"asks the model:\n\n{shown}") is None:
             return _refusal("the person has declined")
-        if (call := self._only) is None or call.context.generate is None:
-            return _refusal("the call has ended")
         fields: dict[str, Any] = {"max_tokens": max(1, min(params.max_tokens, _MAX_TOKENS))}
         if params.temperature is not None:
             fields["temperature"] = params.temperature
@@ -152,7 +154,7 @@ class Questions:
 
     @contextmanager
     def _patient(self, call: _Call) -> Iterator[None]:
-        """Stop the time of a call during a block, which ends with the call at the latest."""
+        """Stop the time of a call during a block, which ends with the call."""
         call.extend(math.inf)
         try:
             with call.scope:

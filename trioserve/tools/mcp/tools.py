@@ -159,7 +159,7 @@ async def open_mcp_servers(
     Raises:
         ConfigError: the description of the servers cannot be read.
     """
-    entries = await trio.to_thread.run_sync(_entries, config)
+    entries = await trio.to_thread.run_sync(entries_of, config)
     servers = McpServers(entries, taken, trio.current_time() + wait_seconds)
     async with alongside() as nursery:
         for entry in entries:
@@ -168,7 +168,8 @@ async def open_mcp_servers(
         yield servers
 
 
-def _entries(config: Config) -> list[Entry]:
+def entries_of(config: Config) -> list[Entry]:
+    """Read the servers that a configuration names. Blocks. Raises ConfigError."""
     folder = Path(config.tools_dir[0] if config.tools_dir else ".").resolve()
     entries = read_entries(config.mcp_servers(), folder, os.environ)
     return [attrs.evolve(entry, roots=config.tools_dir) for entry in entries]
