@@ -158,3 +158,11 @@ async def test_stop_frees_the_slot(tmp_path: Path) -> None:
         assert not await is_free()
         await browser.script("document.getElementById('stop').click()")
         await _until(is_free)
+
+
+async def test_a_page_that_is_opened_from_disk_says_how_to_serve_it(tmp_path: Path) -> None:
+    async with browsing(tmp_path) as browser:
+        await browser.open((EXAMPLES / "eventsource.html").as_uri())
+        shown = await browser.script("return document.body.innerText")
+    assert "trioserve --path examples" in shown
+    assert "http://127.0.0.1:8080/eventsource.html" in shown
