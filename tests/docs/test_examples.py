@@ -58,9 +58,7 @@ def check(words: list[str]) -> None:
     elif name == "python" and rest[0] == "-m":
         check_module(rest[1], rest[2:])
     else:
-        assert OTHERS.fullmatch(name) or is_request(words), (
-            f"{name} is not a program that is known here"
-        )
+        assert OTHERS.fullmatch(name) or is_request(words), f"{name} is not known here"
     for extras in re.findall(r"(?:trioserve|\.|whl)\[(\w[\w,]*)\]", " ".join(words)):
         assert set(extras.split(",")) <= EXTRAS.keys()
     if "pip" in name and "install" in rest:
