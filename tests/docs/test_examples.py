@@ -19,6 +19,7 @@ from PIL import Image
 from tests.support.command import serving
 from tests.support.docs_examples import REASONS, ROOT, Example, commands_in, examples
 from tests.support.media_files import wav_file
+from trioserve.cli.agents import AGENTS
 from trioserve.cli.commands import COMMANDS, SERVE
 from trioserve.cli.options import arguments
 from trioserve.config.parse import parse
@@ -29,10 +30,10 @@ SHELL, PYTHON = examples("sh"), examples("python")
 
 #: Programs of others, and of the system. `make test-clients` and `make test-deploy` run most.
 OTHERS = re.compile(
-    "aider|aiperf|caddy|cd|cline|cmake|cp|docker|echo|export|gptme|guidellm|helm|hypercorn|install|"
-    "kubectl|launchctl|lm_eval|nginx|ollama|openapi-python-client|(.*/)?pip|pipx|python3|qwen|serve|"
-    "systemctl|tar|uvx|vllm"
+    "aiperf|caddy|cd|cmake|cp|docker|echo|export|guidellm|helm|hypercorn|install|kubectl|launchctl|"
+    "lm_eval|nginx|ollama|openapi-python-client|(.*/)?pip|pipx|python3|serve|systemctl|tar|uvx|vllm"
 )
+AGENT_PROGRAMS = frozenset(one.program for one in AGENTS.values())
 
 #: What a flag may lack on this machine.
 _ELSEWHERE = re.compile("is not a directory|No such file|: install trioserve")
@@ -58,7 +59,7 @@ def check(words: list[str]) -> None:
     elif name == "python" and rest[0] == "-m":
         check_module(rest[1], rest[2:])
     else:
-        assert OTHERS.fullmatch(name) or is_request(words), f"{name} is not known here"
+        assert is_request(words) or name in AGENT_PROGRAMS or OTHERS.fullmatch(name), name
     for extras in re.findall(r"(?:trioserve|\.|whl)\[(\w[\w,]*)\]", " ".join(words)):
         assert set(extras.split(",")) <= EXTRAS.keys()
     if "pip" in name and "install" in rest:
