@@ -2,6 +2,8 @@
 
     python docs/tables.py [--check]
 
+Also the manual pages, in `docs/man/`.
+
 A page holds such a part between ``<!-- generated: NAME -->`` and ``<!-- end -->``. With `--check`,
 nothing is written, and the exit code is 1 if a page is out of date.
 """
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import manual
 
 import trioserve
 from trioserve import errors
@@ -46,9 +49,11 @@ def written(page: str) -> str:
 def main() -> None:
     """Write, or check, all pages."""
     outdated = []
-    for path in sorted(Path(__file__).parent.glob("*.md")):
-        old = path.read_text(encoding="utf-8")
-        if (new := written(old)) != old:
+    here = Path(__file__).parent
+    pages = {path: written(path.read_text(encoding="utf-8")) for path in sorted(here.glob("*.md"))}
+    pages |= {here / "man" / name: text for name, text in manual.pages().items()}
+    for path, new in pages.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != new:
             outdated.append(path.name)
             if "--check" not in sys.argv:
                 path.write_text(new, encoding="utf-8")

@@ -91,6 +91,7 @@ def _check(wheel: Path, sdist: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert all(name.startswith(("trioserve/", "trioserve-")) for name in names)
     assert any(name.endswith("ui/dist/index.html") for name in names)
+    assert any(name.endswith("/share/man/man1/trioserve-run.1") for name in names)
     with tarfile.open(sdist) as archive:
         inside = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"pyproject.toml", "README.md", "LICENSE", "tests/wheel.py", "docs/index.md"} <= inside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.support.mcp_servers import call, odd, opened, pids_in
 from tests.support.processes import is_alive
 from tests.support.waiting import patiently, until
 from trioserve.tools.mcp import messages, outbox, stdio
+from trioserve.tools.mcp.entries import StdioEntry
 from trioserve.tools.mcp.listing import Listing
 from trioserve.tools.mcp.server import McpServer
 from trioserve.tools.mcp.tools import McpServers
@@ -389,3 +391,18 @@ async def test_messages_that_the_protocol_does_not_need_are_ignored() -> None:
             assert (await call(servers, "a_say", line="\n".join(lines))).text == ""
         assert "ping" not in (await call(servers, "a_seen")).text
         assert "an answer" not in (await call(servers, "a_seen")).text
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "program"),
+    [
+        ("python", {}, sys.executable),
+        ("python3", {"TOKEN": "x"}, sys.executable),
+        ("python", {"PATH": "/opt/bin"}, "python"),
+        ("python3", {"VIRTUAL_ENV": "/opt"}, "python3"),
+        ("/usr/bin/python3", {}, "/usr/bin/python3"),
+        ("node", {}, "node"),
+    ],
+)
+def test_python_is_that_of_the_server(command: str, env: dict[str, str], program: str) -> None:
+    assert stdio.program_of(StdioEntry(name="a", command=command, env=env)) == program

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,6 +50,9 @@ _NETWORK_VARIABLES = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS",
 )  # fmt: skip
 
+#: Variables that say which Python is meant.
+_OF_PYTHON = frozenset({"PATH", "VIRTUAL_ENV", "CONDA_PREFIX"})
+
 
 @asynccontextmanager
 async def stdio_streams(entry: StdioEntry) -> AsyncIterator[Streams]:
@@ -63,7 +67,7 @@ async def stdio_streams(entry: StdioEntry) -> AsyncIterator[Streams]:
     """
     if entry.cwd is not None and not await trio.Path(entry.cwd).is_dir():
         raise ToolServerError(f"there is no directory {entry.cwd!r} to start it in")
-    argv = (entry.command, *entry.args)
+    argv = (program_of(entry), *entry.args)
     async with open_process(argv, env=_environment(entry), cwd=entry.cwd) as process:
         assert process.stdin is not None
         says, heard = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -78,6 +82,15 @@ async def stdio_streams(entry: StdioEntry) -> AsyncIterator[Streams]:
         await process.stdin.aclose()
         with trio.move_on_after(_GRACE_SECONDS):
             await process.wait()
+
+
+def program_of(entry: StdioEntry) -> str:
+    """The program of an entry. ``python`` is this one, whose packages have the SDK of MCP.
+
+    An entry that has a ``PATH`` or an environment of its own gets the Python that is there.
+    """
+    is_python = entry.command in ("python", "python3") and sys.executable
+    return entry.command if not is_python or _OF_PYTHON & entry.env.keys() else sys.executable
 
 
 def _environment(entry: StdioEntry) -> dict[str, str]:
