@@ -177,7 +177,7 @@ class TerminalChat:
         return self.models
 
     async def use(self, name: str) -> None:
-        """Go on with another model, which the server loads.
+        """Continue with another model, which the server loads.
 
         Raises:
             TrioServeError: there is no such model, or it cannot be loaded.
@@ -391,12 +391,12 @@ COMMANDS: Mapping[str, ChatCommand] = {
     ),
     "/show": ChatCommand("", "show the model and what is set", _show),
     "/model": ChatCommand(
-        "NAME", "go on with another model of the server; without NAME, list them", _model,
+        "NAME", "continue with another model of the server; without NAME, list them", _model,
         lambda chat: [one.id for one in chat.models],
     ),
     "/save": ChatCommand("NAME", "save the conversation, by a name or the path of a file", _save,
                          lambda chat: turns.saved_names()),
-    "/load": ChatCommand("NAME", "go on with a saved conversation", _load,
+    "/load": ChatCommand("NAME", "continue a saved conversation", _load,
                          lambda chat: turns.saved_names()),
     "/bye": ChatCommand("", "leave, as Ctrl-D does", _help),
     "/exit": ChatCommand("", "", _help),
