@@ -330,6 +330,7 @@ async def test_pages_are_documents(engine: SearXNG) -> None:
     [
         ({}, "/secret", "url_not_in_prior_context"),
         ({}, "http://127.0.0.1:1/page", "url_not_allowed"),
+        ({}, "http://vil.test/", "url_not_in_prior_context"),
         ({"allowed_domains": ["other.test"]}, "/page", "url_not_allowed"),
         ({}, "/image", "unsupported_content_type"),
         ({}, "http://127.0.0.1:1/" + "x" * 3000, "url_too_long"),
@@ -343,7 +344,7 @@ async def test_a_page_that_cannot_be_read_has_a_code(
     engine.pages["/image"] = b"\x89PNG"
     engine.type = "image/png"
     url = engine.page(url) if url.startswith("/") else url
-    said = "Hi" if code == "url_not_in_prior_context" else f"Read {url}"
+    said = "Hi, evil.test" if code == "url_not_in_prior_context" else f"Read {url}"
     ask = ASK | {"messages": [{"role": "user", "content": said}], "tools": [FETCH | fields]}
     async with client_of(asking(call("web_fetch", url=url)), **config) as client:
         message = (await client.post(MESSAGES, json=ask)).json()

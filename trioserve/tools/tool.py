@@ -143,7 +143,7 @@ class ToolCallContext:
     response_type: str = ""
     #: Receives the output of a tool that streams, piece by piece, on the event loop.
     on_output: Callable[[str], None] = lambda _: None
-    #: Counts the bytes that a call holds. An exception ends the call.
+    #: Counts the bytes that a call holds, more or fewer. An exception ends the call.
     count: Callable[[int], object] = lambda _: None
     #: Asks the person who approves calls; returns the words of a yes. None: no person does.
     ask: Callable[[str], Awaitable[str | None]] | None = None

@@ -102,7 +102,7 @@ async def _call(
         flag = name.replace("_", "-")
         raise PermissionDeniedError(f"This feature is disabled. Start the server with --{flag}.")
     record = ToolRecord(name, tool.info.kind, context=caller.context())
-    context = ToolCallContext(count=caller.held.grow)
+    context = ToolCallContext(count=caller.held.change)
     with observed_tool(app.observers, record):
         result = await app.tool_calls.run(tool.within(scope), arguments, context, record)
     if result.is_error:

@@ -138,7 +138,7 @@ class _StreamedCall:
             runtime=_header(caller, "runtime") or None,
             response_type=_header(caller, "resp_type"),
             on_output=self._add,
-            count=caller.held.grow,
+            count=caller.held.change,
         )
         self._output: list[str] = []  # that is not written yet
         self._n_unwritten = 0

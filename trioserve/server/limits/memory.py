@@ -171,6 +171,13 @@ class MemoryReservation(AbstractContextManager["MemoryReservation"]):
         self._budget.take(self.n_bytes, self.owner, n_bytes)
         self.n_bytes += n_bytes
 
+    def change(self, n_bytes: int) -> None:
+        """Hold more bytes, or fewer. Raises what `MemoryBudget.take` raises."""
+        if n_bytes >= 0:
+            self.grow(n_bytes)
+        else:
+            self.shrink_to(self.n_bytes + n_bytes)
+
     def shrink_to(self, n_bytes: int) -> None:
         """Reduce the bytes to a number."""
         self._budget.give_back(self.n_bytes - n_bytes, self.owner)

@@ -90,6 +90,14 @@ def inert(text: str, names: Iterable[str]) -> str:
     return text
 
 
+def _stands_in(text: str, content: str) -> bool:
+    """Whether a text is somewhere in another, and not the rest of a longer name."""
+    at = content.find(text)
+    while at > 0 and (content[at - 1].isalnum() or content[at - 1] in ".-_"):
+        at = content.find(text, at + 1)
+    return at >= 0
+
+
 def _words(content: Any) -> str:
     if isinstance(content, str):
         return content
@@ -279,10 +287,8 @@ class AgentLoop:
 
     def _has_seen(self, text: str) -> bool:
         """Whether a text stands in what the user, the system or a tool has said."""
-        return any(
-            message["role"] != "assistant" and text in _words(message.get("content"))
-            for message in (*self._messages, *self._added)
-        )
+        said = (one for one in (*self._messages, *self._added) if one["role"] != "assistant")
+        return any(_stands_in(text, _words(one.get("content"))) for one in said)
 
     async def _result(self, call: RunCall, tool: Tool | None, record: ToolRecord) -> ToolResult:
         """Run one call if it is valid and allowed."""
@@ -300,7 +306,7 @@ class AgentLoop:
         context = attrs.evolve(
             self._asked.run.place,
             on_output=output,
-            count=self._hold.grow,
+            count=self._hold.change,
             has_seen=self._has_seen,
             ask=partial(self._ask, call) if self._asked.run.approve == "ask" else None,
             generate=self._generate,

@@ -31,8 +31,6 @@ _PDF = "application/pdf"
 _TEXTS = frozenset({"application/json", "application/xml", "application/javascript"})
 _LIKE_TEXTS = ("+json", "+xml")
 
-_REASONS = ("content_too_large", "url_not_allowed", "invalid_tool_input")
-
 
 @attrs.frozen
 class Page:
@@ -66,7 +64,7 @@ class PageReader:
         Args:
             url: of the page.
             scope: what the request allows.
-            count: counts the bytes that are held; an exception ends the call.
+            count: counts the bytes that are held, more or fewer; an exception ends the call.
 
         Raises:
             WebToolError: it may not be fetched, or cannot be read.
@@ -76,13 +74,21 @@ class PageReader:
             raise WebToolError(
                 f"The address has more than {_MAX_URL} characters.", reason="url_too_long"
             )
+        n_bytes = 0
+
+        def add(n_more: int) -> None:
+            nonlocal n_bytes
+            count(n_more)
+            n_bytes += n_more
+
         try:
-            fetched = await self._fetcher.fetch(url.partition("#")[0], count, scope.check)
+            fetched = await self._fetcher.fetch(url.partition("#")[0], add, scope.check)
             page = await self._read(fetched)
         except InvalidMediaError as error:
             reason = getattr(error, "reason", "url_not_accessible")
             raise WebToolError(f"The page {error.message}.", reason=reason) from error
-        count(4 * len(page.text))
+        finally:
+            count(-n_bytes)
         return page
 
     async def aclose(self) -> None:

@@ -163,6 +163,7 @@ class WebFetch(WebTool):
         page = await self.read(read.url, context)
         most = min(_MAX_CHARS, self.scope.max_chars or _MAX_CHARS)
         shown = _passages(page.text, read.find, most) if read.find else _part(page, read, most)
+        context.count(4 * (len(shown) + sum(map(len, page.links))))
         told = {"url": page.url, "title": page.title, "links": page.links}
         return ToolResult({"plain_text_response": head_of(page.url, page.title) + shown, **told})
 
