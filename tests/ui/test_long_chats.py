@@ -151,8 +151,8 @@ def test_a_chat_continues_with_a_summary(small: ChatPage, script: PacedScript) -
     script.answer = "<b>They</b> spoke of fruit."
     small.button("Continue with a summary").click()
     expect(small.answers.last).to_contain_text("They spoke of fruit.")
-    asked, answered = script.prompts[-2:]
-    assert "Summarize" in asked and "apple" in asked
+    *asked, answered = script.prompts
+    assert any("Write a summary" in prompt and "apple" in prompt for prompt in asked)
     assert "Summary of the conversation before this:\n<b>They</b> spoke of fruit." in answered
     assert "apple" not in answered and "cherry" in answered
     small.button("Summary").click()

@@ -78,19 +78,7 @@ class Compaction:
     def written(self) -> str:
         """Write it as JSON, for a client to send back."""
         fields = {"type": _MARK, "summary": self.summary, "spares_users": self.spares_users}
-        room = MAX_FILES
-        kept: list[Any] = []
-        for message in self.kept:
-            content = message["content"]
-            if not isinstance(content, str):
-                parts: list[dict[str, Any]] = []
-                for part in content:
-                    written = list(_written(part, room))
-                    room -= sum(len(json.dumps(one)) for one in written if one["type"] != "text")
-                    parts += written
-                message = {**message, "content": parts}
-            kept.append(message)
-        return json.dumps({**fields, "kept": kept}, ensure_ascii=False)
+        return json.dumps({**fields, "kept": written(self.kept)}, ensure_ascii=False)
 
     @staticmethod
     def is_one(text: str) -> bool:
@@ -118,6 +106,22 @@ class Compaction:
             "was not written by this server, and cannot be read here. Leave out the item, and send "
             "the conversation that it replaced, or a summary of it.",
         )
+
+
+def written(messages: Iterable[Message]) -> list[dict[str, Any]]:
+    """Write messages as clients of chats do, with files up to `MAX_FILES`."""
+    room, found = MAX_FILES, list[dict[str, Any]]()
+    for message in messages:
+        content = message["content"]
+        if not isinstance(content, str):
+            parts: list[dict[str, Any]] = []
+            for part in content:
+                each = list(_written(part, room))
+                room -= sum(len(json.dumps(one)) for one in each if one["type"] != "text")
+                parts += each
+            message = {**message, "content": parts}
+        found.append(message)
+    return found
 
 
 def _written(part: Mapping[str, Any], room: int) -> Iterator[dict[str, Any]]:

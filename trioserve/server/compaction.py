@@ -51,8 +51,8 @@ _LEAST = 4
 #: The most parts in which a conversation is read that does not fit into the context.
 _MAX_PARTS = 64
 
-#: Tokens for the task and the template around a part.
-_AROUND_PART = 512
+#: Tokens for the chat template around the task of a part.
+_AROUND_TASK = 64
 
 _TASK_OF_PART = """\
 This is part {n} of {n_parts} of the text of a conversation:
@@ -226,9 +226,11 @@ class _Compactor:
     async def _read(self, text: str, chat: ChatParams) -> str:
         """Read a conversation in parts, each with the summary of those before it."""
         chat = attrs.evolve(chat, tools=None, tool_choice="auto")
-        n_ctx = self.server.model.n_ctx_seq
-        size = max(n_ctx - 2 * self.n_summary - _AROUND_PART, n_ctx // 4)
-        parts = await self._parts(text, size)
+        task = _TASK_OF_PART.format(
+            n=0, n_parts=0, part="", so_far=_SO_FAR.format(summary=""), task=self.plan.task
+        )
+        n_around = 2 * self.n_summary + len(await self._tokens(task)) + _AROUND_TASK
+        parts = await self._parts(text, max(1, self.server.model.n_ctx_seq - n_around))
         summary = ""
         for n, part in enumerate(parts, 1):
             so_far = _SO_FAR.format(summary=summary) if summary else ""

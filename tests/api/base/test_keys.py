@@ -67,6 +67,7 @@ CLIENTS = {
     "/v1/audio/translations", "/v1/messages", "/v1/messages/count_tokens",
     "/responses", "/responses/compact", "/responses/input_tokens", "/responses/<response:id_>",
     "/responses/<response:id_>/cancel", "/responses/<response:id_>/input_items",
+    "/chat/completions/compact", "/v1/chat/completions/compact",
     "/v1/responses", "/v1/responses/compact", "/v1/responses/input_tokens",
     "/v1/responses/<response:id_>",
     "/v1/responses/<response:id_>/cancel", "/v1/responses/<response:id_>/input_items",

@@ -464,7 +464,6 @@ export const translations = {
   "A summary is being written already.": ["Es wird bereits eine Zusammenfassung geschrieben.", "正在生成摘要。"],
   "No chat is open.": ["Kein Chat ist offen.", "没有打开的对话。"],
   "There is no earlier turn to leave out: the last message is too long by itself.": ["Es gibt nichts wegzulassen: Die letzte Nachricht ist allein zu lang.", "没有可省略的对话：最后一条消息本身过长。"],
-  "The model wrote no summary.": ["Das Modell schrieb keine Zusammenfassung.", "模型没有生成摘要。"],
   "The resource {name} is empty.": ["Die Ressource {name} ist leer.", "资源 {name} 为空。"],
   "This MCP server is no longer there.": ["Diesen MCP-Server gibt es nicht mehr.", "此 MCP 服务器已不存在。"],
   "The browser no longer has the file {name}.": ["Der Browser hat die Datei {name} nicht mehr.", "浏览器中已没有文件 {name}。"],

@@ -2,20 +2,13 @@
 
 import { signal, type ReadonlySignal } from "@preact/signals";
 
-import { posting, requestJson, ServerError } from "../server/api";
+import { posting, requestJson } from "../server/api";
 import type { Chat, Message } from "../types";
 import { t } from "../words";
 import { modelOf } from "./choice";
 import { bodyFor } from "./prompt";
 import { change, openChat } from "./shown";
 import { lengthOf } from "./steps";
-
-/** The most tokens of a summary. */
-const SUMMARY_TOKENS = 512;
-
-const TASK =
-  "Summarize our conversation so far for yourself, so that you can continue it without reading it again. " +
-  "Keep names, numbers, decisions and open questions. Answer with the summary only.";
 
 const running = signal<AbortController | null>(null);
 
@@ -101,23 +94,9 @@ function opened(): { chat: Chat; dropped: readonly Message[]; kept: readonly Mes
 async function summaryOf(chat: Chat, dropped: readonly Message[], before: string, signal: AbortSignal): Promise<string> {
   const asked = { sampling: {}, model: modelOf(chat), tools: {}, path: dropped, continues: false };
   const { messages, model } = await bodyFor({ ...asked, system: systemWith("", before) });
-  const body = {
-    messages: [...(messages as unknown[]), { role: "user", content: TASK }],
-    ...(model ? { model } : {}),
-    max_tokens: SUMMARY_TOKENS,
-    reasoning_effort: "none",
-  };
-  try {
-    const text = await ask(body, signal);
-    if (!text) throw new Error(t("The model wrote no summary."));
-    return text;
-  } catch (error) {
-    const cut = cutOf(dropped);
-    if (cut > 0 && error instanceof ServerError && error.reason === "context") {
-      return summaryOf(chat, dropped.slice(cut), before, signal); // what is newer matters more
-    }
-    throw error;
-  }
+  const body = { messages, ...(model ? { model } : {}) };
+  const given = await requestJson<{ summary: string }>("v1/chat/completions/compact", posting(body, { signal }));
+  return given.summary;
 }
 
 /** Ask the model something beside the chats; its answer, without its reasoning. */

@@ -1,1 +1,0 @@
-import{c as a,d as b}from"./chunk-D7WEVNJE.js";import"./chunk-O3HC7BLC.js";import"./chunk-LBA663KI.js";import"./chunk-C7Q44H22.js";import"./chunk-ZR67K7A5.js";import"./chunk-FGTAY2LF.js";import"./chunk-JYLKPW3I.js";import"./chunk-BULEUPBY.js";import"./chunk-CMAQ5YGS.js";import"./chunk-Y3KHOLDK.js";import"./chunk-IB3OMPMT.js";export{a as Models,b as fits};
