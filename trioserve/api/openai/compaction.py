@@ -23,7 +23,7 @@ routes = Routes(of_model=True)
 
 
 class CompactedMessages(Answer, kw_only=True):
-    """A summary of a chat, and the messages of a chat that goes on from it."""
+    """A summary of a chat, and the messages to continue with."""
 
     object: Literal["chat.compaction"] = "chat.compaction"
     summary: str
