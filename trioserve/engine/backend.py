@@ -411,8 +411,9 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
     #: False for recurrent and hybrid models, and for sliding windows: these can only be cleared,
     #: or go back to a checkpoint.
     can_cut: bool
-    #: Without `can_cut`, how many tokens back the layers with a sliding window see, if they are all
-    #: that cannot be cut; or 0. The window may still hold more than that: see `KVMemory.first`.
+    #: How many tokens back the layers with a sliding window see, if nothing else is in the way of a
+    #: cut; or 0. The window may still hold more than that: see `KVMemory.first`. With `can_cut`, all
+    #: is kept at first, but in a unified cache, its cells are used again when others are needed.
     sliding_window: int
     #: Without `can_cut`, the most cells of a sequence that can still be cut anywhere, also after
     #: `KVMemory.restore`: a sliding window that is not full has forgotten nothing.

@@ -109,7 +109,7 @@ class LlamaBackend:
         self.n_ctx_copies: int = context.n_copies
         self.can_cut: bool = model.can_cut
         self.cuttable: int = self.n_ctx_seq if self.can_cut else model.cuttable
-        self.sliding_window: int = model.window if self.cuttable > 0 and not self.can_cut else 0
+        self.sliding_window: int = model.n_swa if self.cuttable > 0 else 0
         self.rollback = context.rollback
         # Layers with a sliding window have a separate cache, in which sequences that went back to a
         # checkpoint share no cells. It has room for all their windows, but no more cells than the

@@ -161,7 +161,12 @@ class LlamaModel(HandleOwner):
     @property
     def window(self) -> int:
         """How many tokens back the layers with a sliding window see; 0: all layers see all."""
-        return 0 if self._swa_full else int(lib.llama_model_n_swa(self.handle))
+        return 0 if self._swa_full else self.n_swa
+
+    @property
+    def n_swa(self) -> int:
+        """How many tokens back such layers see, also where more is kept."""
+        return int(lib.llama_model_n_swa(self.handle))
 
     def max_n_ctx_seq(self, config: Config) -> int:
         """Return how many tokens a sequence may have; see `longest`."""

@@ -257,11 +257,13 @@ class Sequences:
         In a unified cache, copies share the cells of a window, and llama.cpp does not use a shared
         cell again that has left the windows of all: the cells would run out.
         """
-        backend = self._backend
-        if backend.can_cut or len(seq.held) <= backend.cuttable:
-            return True
-        window = 0 if backend.unified else backend.sliding_window
-        return window > 0 and self._memory.first(seq.id) <= max(0, seq.position(length) - window)
+        backend, window = self._backend, self._backend.sliding_window
+        if backend.can_cut:
+            is_whole, may_be = not (window and backend.unified), True
+        else:
+            is_whole, may_be = len(seq.held) <= backend.cuttable, not backend.unified and window > 0
+        reach = max(0, seq.position(length) - window)
+        return is_whole or (may_be and self._memory.first(seq.id) <= reach)
 
     def can_share(self, seq: KVSequence, length: int) -> bool:
         """Whether a request can have that much of a sequence, cut or copied, without a checkpoint.
