@@ -150,6 +150,19 @@ def test_a_conversation_changes_its_tools() -> None:
     assert caught.value.param == "messages[1].content[0].tool.definition"
 
 
+@pytest.mark.parametrize("tool", [COMPUTER, WEATHER])
+def test_tools_and_changes_are_bounded(tool: Any) -> None:
+    """A toolset costs as much as all of its members, also where it is repeated."""
+    more = ("addition", {"type": "tool_definition", "definition": tool})
+    for fields, param in (
+        ({"tools": [tool] * 1025}, "tools"),
+        ({"messages": 2 * changed(*[more] * 600)}, "messages"),
+    ):
+        with pytest.raises(InvalidRequestError, match="1024 are allowed") as caught:
+            MessagesRequest.parse(ASK | fields)
+        assert caught.value.param == param
+
+
 def test_thinking_between_tools_is_off() -> None:
     request = request_of(thinking={"type": "between_tools"})
     assert request.chat_params.template_kwargs["enable_thinking"] is False

@@ -101,6 +101,10 @@ async def test_what_cannot_be_stored_is_an_error(monkeypatch: pytest.MonkeyPatch
         for fields, param in (({"store": "yes"}, "store"), ({"metadata": {"a": 1}}, "metadata")):
             answer = await client.post(PATH, json={"messages": HI, "store": True, **fields})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        id_ = (await client.post(PATH, json={"messages": HI, "store": True})).json()["id"]
+        for change, status in (({}, 400), ({"metadata": 1}, 400), ({"metadata": None}, 200)):
+            answer = await client.post(f"{PATH}/{id_}", json=change)
+            assert answer.status_code == status
         monkeypatch.setattr(Store, "add", broken)
         asked = {"messages": HI, "store": True}
         assert (await client.post(PATH, json=asked)).status_code == 503

@@ -95,7 +95,9 @@ async def test_pages_go_both_ways() -> None:
         assert await page(after_id=ids[3]) == (ids[4:], False)
         assert await page(before_id=ids[4]) == (ids[2:4], True)
         assert await page(before_id=ids[1]) == (ids[:1], False)
-        assert (await client.get(PATH, params={"before_id": "x"})).status_code == 400
+        for name in ("before_id", "after_id", "page"):
+            wrong = await client.get(PATH, params={name: "x"})
+            assert wrong.status_code == 400 and f"'{name}'" in wrong.json()["error"]["message"]
         # OpenAI's routes do not see them, and these do not see OpenAI's.
         other = await begin_openai(client, [line(0)])
         assert [each["id"] for each in (await client.get("/v1/batches")).json()["data"]] == [

@@ -125,11 +125,13 @@ def read_offer(body: Mapping[str, Any]) -> Offer:
     """Read ``tools``, and what the messages add to them and remove. Raises as `Offer.add`."""
     offer = Offer()
     given = () if body.get("tools") is None else named(objects, body["tools"], "tools")
+    check_count(len(given), MAX_TOOLS, "tools", "tools")
     for i, tool in enumerate(given):
         offer.add(tool, f"tools[{i}]")
     removed: dict[str, Tool] = {}
     for change, path in _changes(body.get("messages")):
         offer.changes.append(change)
+        check_count(len(offer.changes), MAX_TOOLS, "messages", "changes of tools")
         tool, path = required(change, "tool", mapping, path), f"{path}.tool"
         kind = required(tool, "type", text, path)
         if kind == "tool_definition":

@@ -1,6 +1,6 @@
 """Stored chats: those with ``"store": true``, and the routes for them.
 
-The record of a chat has what is short: its model, metadata and usage. Its choices are a part, and
+The record of a chat has what a list chooses by: its model and metadata. The answer is a part, and
 so is each message of the request.
 """
 
@@ -17,7 +17,7 @@ from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.fields import RequestBody
+from trioserve.api.base.fields import RequestBody, field, json_type, labels, named, or_null
 from trioserve.api.base.reply import LONG, Json, Reply, Stream, json
 from trioserve.api.base.routes import Query, Responder, Routes
 from trioserve.api.openai.chat import ChatCompletion, whole_chat, whole_run
@@ -28,7 +28,7 @@ from trioserve.api.stored.items import INPUT, OUTPUT
 from trioserve.api.stored.listing import QUERY, Page, PageOf, page_of
 from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded
 from trioserve.chat.deltas import MessageBuilder
-from trioserve.errors import NotFoundError, TrioServeError
+from trioserve.errors import InvalidRequestError, NotFoundError, TrioServeError
 from trioserve.fair_limiter import offload
 from trioserve.server.runs.events import RunEnded, RunEvent, StepChunk, StepStarted
 from trioserve.server.stream import ChatChunk, ChatCompletion as ReadChat
@@ -126,21 +126,11 @@ class _Keeping:
         return data
 
     async def _add(self, whole: ChatCompletion, size: int) -> None:
-        def split() -> tuple[dict[str, Any], Part]:
-            fields = {**sse.fields_of(whole)}
-            choices, rest = (
-                sse.encode(each).encode(errors="replace")
-                for each in (fields.pop("choices"), fields)
-            )
-            return {**decoded([rest])[0], "metadata": self.metadata}, Part(0, "", choices)
-
-        body, choices = await offload(split, size, LONG)
-
-        def add_choices(records: Records) -> None:
-            records.append(body["id"], OUTPUT, [choices])
-
-        parts, own = (INPUT, self.messages), self.shelf.owner
-        await self.shelf.store.add(body["id"], KIND, own, body, parts=parts, then=add_choices)
+        data = await offload(lambda: sse.encode(whole).encode(errors="replace"), size, LONG)
+        id_, body = whole.id, {"model": whole.model, "metadata": self.metadata}
+        parts, own, answer = (INPUT, self.messages), self.shelf.owner, [Part(0, "", data)]
+        then = partial(Records.append, id=id_, side=OUTPUT, parts=answer)
+        await self.shelf.store.add(id_, KIND, own, body, parts=parts, then=then)
 
 
 class _Kept(sse.EventWriter[Any]):
@@ -256,11 +246,19 @@ class DeletedChat(Answer):
     deleted: bool = True
 
 
+@json_type(properties={"metadata": or_null(labels.json_schema)})  # type: ignore[attr-defined]
+def _metadata(body: Mapping[str, Any]) -> dict[str, str]:
+    """Read the new metadata, which null empties."""
+    if "metadata" not in body:
+        raise InvalidRequestError.at("metadata", "is required.")
+    return named(labels, body["metadata"] or {}, "metadata")
+
+
 @attrs.frozen(kw_only=True)
 class ChatChange(RequestBody):
     """``POST /v1/chat/completions/{id}``."""
 
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, str] = field(whole=_metadata)
 
 
 async def _reply(shelf: Shelf, chats: Sequence[Record], more: bool | None = None) -> Json:
@@ -272,14 +270,14 @@ async def _reply(shelf: Shelf, chats: Sequence[Record], more: bool | None = None
             raise NotFoundError("What was to be read has been deleted meanwhile.")
         return [ref for (ref,) in found]
 
-    choices = await shelf.bodies(await shelf.look_up(refs))
+    answers = await shelf.bodies(await shelf.look_up(refs))
 
     def make() -> Any:
-        bodies = decoded([each.data for each in chats])
-        whole = [{**body, "choices": of} for body, of in zip(bodies, decoded(choices), strict=True)]
+        pairs = zip(decoded(answers), chats, strict=True)
+        whole = [{**answer, "metadata": chat.body["metadata"]} for answer, chat in pairs]
         return whole[0] if more is None else page_of(whole, more=more)
 
-    return await shelf.reply([*choices, *(each.data for each in chats)], make)
+    return await shelf.reply(answers, make)
 
 
 @routes.get("/v1/chat/completions")
@@ -323,7 +321,7 @@ async def change(request: ChatChange, caller: Caller, app: AppState, id_: str) -
 
     def write(records: Records) -> Record:
         found = shelf.found(records, KIND, id_)
-        records.change(id_, {**found.body, "metadata": request.metadata or {}})
+        records.change(id_, {**found.body, "metadata": request.metadata})
         return shelf.found(records, KIND, id_)
 
     return await _reply(shelf, [await shelf.look_up(write)])

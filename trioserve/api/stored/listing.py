@@ -91,6 +91,7 @@ class Page:
     after: str | None
     newest: bool
     before: str | None = None  # the entry that the page ends before
+    place: str = "after"  # the parameter that names the entry
 
     @classmethod
     def of(cls, query: Query, *, default: int = 20, most: int = 100, order: str = "desc") -> Page:
@@ -106,8 +107,12 @@ class Page:
     def of_anthropic(cls, query: Query) -> Page:
         """Read the parameters that Anthropic's API has for a list. Raises InvalidRequestError."""
         limit = cls.of({"limit": query.get("limit", "20")}, most=1000).limit
-        after = query.get("after_id") or query.get("page", "").removeprefix(_CURSOR) or None
-        return cls(limit, after, newest=True, before=query.get("before_id") or None)
+        given = {name: query[name] for name in ("before_id", "page", "after_id") if query.get(name)}
+        place = next(iter(given), "after_id")
+        id_ = given.get(place, "").removeprefix(_CURSOR) or None
+        if place == "before_id":
+            return cls(limit, None, newest=True, before=id_, place=place)
+        return cls(limit, id_, newest=True, place=place)
 
     async def items(self, shelf: Shelf, find: Callable[[Records], Sequence[Side]]) -> Json:
         """Answer with a page of the items on some sides of records.
@@ -191,8 +196,7 @@ class Page:
         return shown, len(found) > self.limit
 
     def _unknown(self) -> InvalidRequestError:
-        name = "after" if self.before is None else "before"
-        return InvalidRequestError.at(name, "names no entry of the list.")
+        return InvalidRequestError.at(self.place, "names no entry of the list.")
 
 
 def sound(records: Sequence[Record], read: Callable[[Record], _T]) -> Iterator[tuple[Record, _T]]:

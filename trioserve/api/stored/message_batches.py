@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -95,9 +94,9 @@ _REQUEST = object_schema("custom_id", "params", custom_id=NAME, params=ARGUMENTS
 
 
 @json_type(list_schema(_REQUEST, _MAX_REQUESTS, minItems=1))
-def _requests(value: Any) -> tuple[dict[str, Any], ...]:
-    requests = objects(value)
-    if not requests:
+def _requests(value: Any) -> list[dict[str, Any]]:
+    requests: list[dict[str, Any]] = value
+    if not objects(value):
         raise InvalidRequestError.at("requests", "must not be empty.")
     ids: set[str] = set()
     for i, request in enumerate(requests):
@@ -118,15 +117,16 @@ def _requests(value: Any) -> tuple[dict[str, Any], ...]:
 class MessageBatchRequest(RequestBody):
     """``POST /v1/messages/batches``."""
 
-    requests: tuple[dict[str, Any], ...] = field(read=_requests)
+    requests: list[dict[str, Any]] = field(read=_requests)
 
 
-def _parts(requests: Sequence[Mapping[str, Any]], prompt: PromptFields | None) -> list[Part]:
-    """Make the parts of a batch. It may take long."""
+def _parts(requests: list[dict[str, Any]], prompt: PromptFields | None) -> list[Part]:
+    """Make the parts of a batch of requests, which are then gone. It may take long."""
     parts = []
     for n, request in enumerate(requests):
         check_cancelled()
         parts.append(part_of(n, request["custom_id"], _PATH, request["params"], prompt))
+    requests.clear()  # here: to free so many objects takes the event loop long
     return parts
 
 
