@@ -126,7 +126,7 @@ def _parts(requests: list[dict[str, Any]], prompt: PromptFields | None) -> list[
     for n, request in enumerate(requests):
         check_cancelled()
         parts.append(part_of(n, request["custom_id"], _PATH, request["params"], prompt))
-    requests.clear()  # here: to free so many objects takes the event loop long
+    requests.clear()  # in this thread: it takes long
     return parts
 
 
