@@ -412,8 +412,8 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
     #: or go back to a checkpoint.
     can_cut: bool
     #: How many tokens back the layers with a sliding window see, if nothing else is in the way of a
-    #: cut; or 0. The window may still hold more than that: see `KVMemory.first`. With `can_cut`, all
-    #: is kept at first, but in a unified cache, its cells are used again when others are needed.
+    #: cut; or 0. The window may still hold more than that: see `KVMemory.first`. With `can_cut`, it
+    #: holds all at first, but in a unified cache, other sequences may get its cells.
     sliding_window: int
     #: Without `can_cut`, the most cells of a sequence that can still be cut anywhere, also after
     #: `KVMemory.restore`: a sliding window that is not full has forgotten nothing.
