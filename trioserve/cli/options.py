@@ -240,7 +240,9 @@ def arguments(
     least, most = command.n_words
     if not least <= len(words) <= most:
         wrong = f"needs {command.words}" if len(words) < least else f"does not take {words[-1]!r}"
-        raise ConfigError(f"{name} {wrong}; usage: trioserve {name} {command.usage}")
+        usage = f"usage: trioserve {name} {command.usage}"
+        more = f"see trioserve {name} --help" if "{" in command.words else usage
+        raise ConfigError(f"{name} {wrong}; {more}")
     for placeholder, word in zip(command.placeholders, words, strict=False):
         _check(f"the word after {name}", word, choices_of(placeholder))
     return Arguments(tuple(words), tuple(flags), after, environ, options)

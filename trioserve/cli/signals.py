@@ -6,6 +6,7 @@ Ctrl-C before and after that ends the process at once, as `trioserve.__main__` s
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -35,11 +36,15 @@ def run_foreground(work: Callable[[], Awaitable[int]]) -> int:
         return 128 + signal.SIGINT
 
 
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 @contextmanager
 def _raised_interrupts() -> Iterator[None]:
     """Have SIGINT raise KeyboardInterrupt, which Trio brings where it can be handled."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
+    if before is signal.SIG_IGN or not _is_main_thread():
         yield
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,6 +65,8 @@ def _run(work: Callable[[], Awaitable[int | None]], numbers: Sequence[int]) -> i
 
 async def _watched(work: Callable[[], Awaitable[int | None]], numbers: Sequence[int]) -> int:
     code = 0
+    if not _is_main_thread():  # a program that runs a command; signals are its own
+        return await work() or 0
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup leaves it
         numbers = [one for one in numbers if one != signal.SIGHUP]
 

@@ -190,7 +190,7 @@ async def test_over_http_until_a_signal_comes() -> None:
         (("--url", "ftp://example.com"), 2, "--url must be an address"),
         (("--url",), 2, "--url needs a value"),
         (("--no-such-flag",), 2, "is not a flag"),
-        (("model.gguf",), 2, "mcp does not take"),
+        (("model.gguf",), 2, "mcp takes no word but login"),
         (("-m", "no-such-model.gguf"), 1, "no-such-model.gguf cannot be read"),
         (("-m", __file__), 1, "not a GGUF file"),
     ],

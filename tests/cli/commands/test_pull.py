@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 
 from tests.hub.server import Hub
 from trioserve.cli.main import main
+from trioserve.models import BUNDLED
 from trioserve.models.hub import cached_models
 
 REPO = "user/repo"
@@ -97,3 +99,20 @@ def test_what_goes_wrong_is_a_sentence(
     out, err = said(capsys)
     assert out == ""
     assert err.startswith("trioserve: ") and text in err and err.count("\n") == 1
+
+
+@pytest.mark.system
+def test_run_downloads_a_model_and_tells_how_far_it_is(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add("user/real", {"real-Q8_0.gguf": BUNDLED.read_bytes()})
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("trioserve.cli.progress._PLAIN_INTERVAL", 0.0)
+    argv = ["run", "user/real", "What is the capital of Japan?", "--temp", "0", "--port", "1"]
+    assert main(argv) == 0
+    out, err = said(capsys)
+    assert "Tokyo" in out
+    lines = [line for line in err.splitlines() if "Downloading" in line]
+    assert lines and "of 2.5 MiB, " in lines[-1]
+    assert main(argv) == 0
+    assert "Downloading" not in said(capsys)[1]
