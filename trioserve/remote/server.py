@@ -76,6 +76,13 @@ _T = TypeVar("_T")
 _Whole = TypeVar("_Whole")
 
 
+class Compacted(msgspec.Struct):
+    """A chat that was compacted: the summary, and the messages to continue with."""
+
+    summary: str
+    messages: list[dict[str, Any]]
+
+
 class RemoteStream(Generic[_Whole]):
     """The output of one request, as it arrives: `Chunk` or `ChatChunk`.
 
@@ -368,6 +375,11 @@ class RemoteServer(EnteredOnce):
         """Answer a chat, and return the whole message. Raises as `stream_complete`."""
         async with self.stream_chat(messages, **fields) as stream:
             return await stream.read()
+
+    async def compact(self, messages: Messages) -> Compacted:
+        """Compact a chat: the server's model writes a summary. Raises as `stream_complete`."""
+        body = {**self._named, "messages": messages}
+        return await self._client.ask("/v1/chat/completions/compact", body, form=Compacted)
 
     async def embed(
         self,

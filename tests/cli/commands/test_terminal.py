@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import trio
 
+from tests.support.compacted import Model
 from tests.support.http_server import serving_script, slots_in_use
-from tests.support.scripts import endless
+from tests.support.scripts import answering, endless
 from tests.support.waiting import patiently, until
+from trioserve.chat.compaction import PREFACE
 from trioserve.chat.messages import Image
 from trioserve.cli.commands.terminal import settings_of
 from trioserve.cli.main import main
@@ -24,7 +26,7 @@ from trioserve.cli.terminal.prompt import completions, is_open, is_secret, witho
 from trioserve.cli.terminal.turns import Turn, file_of, typed as typed_turn
 from trioserve.config.parse import parse
 from trioserve.errors import InvalidMediaError
-from trioserve.remote.answers import Model
+from trioserve.remote.answers import Model as Listed
 from trioserve.remote.client import connected_to
 from trioserve.testing import ScriptedBackend
 
@@ -245,7 +247,7 @@ async def test_completions(
     (tmp_path / "sub").mkdir()
     (tmp_path / "a b.png").touch()
     async with chatting() as (chat, _, _):
-        chat.models = [Model("a-model"), Model("b-model")]
+        chat.models = [Listed("a-model"), Listed("b-model")]
         await chat.command("/save cats")
         found = [word for word, _, _ in completions(chat, text.format(tmp_path))]
         assert found == [word.format(tmp_path) for word in words]
@@ -274,3 +276,18 @@ def test_without_a_prompt(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
 def test_help_and_version_as_words(word: str, beginning: str, capsys: Any) -> None:
     assert main([word]) == 0
     assert capsys.readouterr().out.startswith(beginning)
+
+
+async def test_a_conversation_continues_with_a_summary() -> None:
+    model = Model()
+    async with chatting(answering(model, n_ctx=8192)) as (chat, output, _):
+        chat.system = "Be brief."
+        lines = (f"fact-{name} {'x' * 2500}" for name in ("one", "two"))
+        await chat.converse(typed("/compact", *lines, "/compact", "And now?"))
+    assert output.getvalue().count("The conversation continues with this summary.") == 1
+    assert "There is nothing to summarize." in output.getvalue()
+    summary, _, *rest = chat.messages
+    assert summary.content == f"{PREFACE}Summary: fact-one, fact-two"
+    assert [one.role for one in rest] == ["user", "assistant"]
+    assert model.prompts[-1].count("fact-one") == 1
+    assert "Be brief." in model.prompts[-1] and "And now?" in model.prompts[-1]

@@ -19,7 +19,7 @@ from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import ConfigError, TrioServeError, first_error
 from trioserve.remote.answers import Model, Models
 from trioserve.remote.client import ServerClient
-from trioserve.remote.server import RemoteServer
+from trioserve.remote.server import Compacted, RemoteServer
 from trioserve.server.keywords import ChatFields
 from trioserve.server.stream import ChatChunk
 from trioserve.types import SamplingParams, Timings
@@ -130,9 +130,29 @@ class TerminalChat:
         self.messages.append(Turn("assistant", "".join(answer)))
         return True
 
-    async def _stream(self, answer: list[str]) -> None:
+    async def compact(self) -> str:
+        """Have the model sum up the conversation; only its last messages stay as they are."""
+        server, system = RemoteServer.over(self.client, self.model), bool(self.system)
+        found: Compacted | None = None
+        try:
+            with trio.CancelScope() as self._answering:
+                found = await server.compact(self._sent())
+        finally:
+            self._answering = None
+        if found is None:
+            return "The conversation stays as it is."
+        n_kept = len(found.messages) - 1 - system
+        kept = self.messages[len(self.messages) - n_kept :]
+        self.messages = [Turn("user", found.messages[system]["content"]), *kept]
+        return f"{found.summary}\n\nThe conversation continues with this summary."
+
+    def _sent(self) -> list[dict[str, Any]]:
+        """The messages for the model."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*system, *(one.message() for one in self.messages)]
+        return [*system, *(one.message() for one in self.messages)]
+
+    async def _stream(self, answer: list[str]) -> None:
+        messages = self._sent()
         settings = cast(ChatFields, self.settings)
         is_thinking, began, first = False, trio.current_time(), 0.0
         server = RemoteServer.over(self.client, self.model)
@@ -245,6 +265,10 @@ async def _help(_chat: TerminalChat, _rest: str) -> str:
 async def _clear(chat: TerminalChat, _rest: str) -> str:
     chat.messages.clear()
     return "The conversation is forgotten."
+
+
+async def _compact(chat: TerminalChat, _rest: str) -> str:
+    return await chat.compact()
 
 
 async def _system(chat: TerminalChat, rest: str) -> str:
@@ -382,6 +406,7 @@ COMMANDS: Mapping[str, ChatCommand] = {
     "/help": ChatCommand("", "show this", _help),
     "/?": ChatCommand("", "", _help),
     "/clear": ChatCommand("", "forget the conversation", _clear),
+    "/compact": ChatCommand("", "go on with a summary of the conversation", _compact),
     "/system": ChatCommand("TEXT", "set the system message; without TEXT, remove it", _system),
     "/set": ChatCommand(
         "NAME VALUE",
