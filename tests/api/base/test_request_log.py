@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from structlog.testing import capture_logs
 
@@ -15,6 +16,7 @@ from tests.support.http_server import connected, serving_script
 from tests.support.scripts import CHAT, answering, endless
 from tests.support.waiting import until
 from trioserve.api.base.request_log import agent_in
+from trioserve.testing import ScriptedBackend
 
 CHATS = "/v1/chat/completions"
 
@@ -30,7 +32,7 @@ def requests_in(logs: list[Any]) -> list[dict[str, Any]]:
         ("POST", CHATS, b"{", {"status": 400, "code": "invalid_request_error"}),
         ("POST", CHATS, b"x" * 1001, {"status": 413}),
         ("GET", "/nothing", None, {"status": 404, "code": "not_found_error"}),
-        ("GET", CHATS, None, {"status": 405}),
+        ("GET", "/v1/completions", None, {"status": 405}),
         ("GET", "/metrics", None, {"status": 501, "code": "not_supported_error"}),
     ],
 )
@@ -56,7 +58,7 @@ async def test_a_chat_tells_its_model_tokens_and_times(stream: bool, is_routed: 
     asked = {**CHAT, "stream": stream, "model": f"gpt-{stream}-{is_routed}"}
     made = routed({"one": answering("Hello")}) if is_routed else client_of(answering("Hello"))
     async with made as it:  # type: ignore[attr-defined]
-        client = it.client if is_routed else it
+        client = it if isinstance(it, httpx.AsyncClient) else it.client
         with capture_logs() as logs:
             answer = await client.post(CHATS, json=asked)
             assert answer.status_code == 200
@@ -67,6 +69,19 @@ async def test_a_chat_tells_its_model_tokens_and_times(stream: bool, is_routed: 
     assert 0 <= line["queue_ms"] <= line["ttft_ms"] <= line["total_ms"]
     (known,) = (one for one in logs if "not its own" in one["event"])
     assert known["name"] == asked["model"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_failure_of_the_server_is_a_warning(stream: bool) -> None:
+    def breaks(_backend: ScriptedBackend) -> None:
+        raise RuntimeError("the device is lost")
+
+    async with client_of(endless(breaks)) as client:
+        with capture_logs() as logs:
+            await client.post("/completion", json={"prompt": "a", "stream": stream})
+            await until(lambda: requests_in(logs))
+    (line,) = requests_in(logs)
+    assert (line["log_level"], line["code"]) == ("warning", "server_error")
 
 
 async def test_what_is_asked_again_and_again_is_quiet_until_it_is_refused() -> None:

@@ -53,13 +53,14 @@ _COMMON = ErrorShape(lambda error, request_id: body(error))
 def message_of(error: TrioServeError, request_id: str) -> str:
     """The message of an error for the client. Only the log has details of server errors."""
     message = error.public or error.message
-    return f"{message} The log has more, under {request_id}." if _is_ours(error) else message
+    return f"{message} The log has more, under {request_id}." if is_ours(error) else message
 
 
-def _is_ours(error: TrioServeError) -> bool:
+def is_ours(error: BaseException) -> bool:
     """Whether the server caused the error, and not the client, a tool or a shutdown."""
     others = RequestEndedError | ToolError | ToolRuntimeError
-    return error.status == 500 and not isinstance(error, others)
+    is_known = isinstance(error, TrioServeError)
+    return not is_known or (error.status == 500 and not isinstance(error, others))
 
 
 def bodies_on(path: str) -> Callable[[Exception], dict[str, Any]]:
@@ -90,7 +91,7 @@ def unexpected(error: BaseException) -> TrioServeError:
 def reply(error: Exception, path: str) -> Json:
     """Answer a request to a path that failed before its answer began. Logs what was our fault."""
     error = known(error)
-    if _is_ours(error) and not isinstance(error, InternalError):
+    if is_ours(error) and not isinstance(error, InternalError):
         cause = None if error.__cause__ is None else repr(error.__cause__)
         _log.warning("internal error", error=error.message, cause=cause)
     shape, id_ = shape_of(path), request_id()

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from trioserve.api.base.caller import Caller, waited
+from trioserve.api.base.errors import is_ours
 from trioserve.errors import TrioServeError
 from trioserve.log import get_logger
 
@@ -60,8 +61,9 @@ def tell(
     elif tally.finish is not None and "cancelled" not in more:
         fields["finish"] = tally.finish.value
     fields |= more
-    is_ours = status >= 500 and status != 501  # a 501 says how to have it
-    log = _log.debug if is_quiet else _log.warning if is_ours else _log.info
+    is_late = error is not None and is_ours(error)  # the status says that all is well
+    is_fault = is_late or (status >= 500 and status != 501)  # a 501 says how to have it
+    log = _log.debug if is_quiet else _log.warning if is_fault else _log.info
     log("request", **{name: value for name, value in fields.items() if value != ""})
 
 
