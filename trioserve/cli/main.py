@@ -26,7 +26,7 @@ from trioserve.cli.options import arguments
 from trioserve.cli.output import RED, note
 from trioserve.cli.printable import printable
 from trioserve.cli.progress import Reporter, fetch, take_reporter
-from trioserve.cli.secrets import hide_secrets
+from trioserve.cli.secrets import hide_secrets, hide_variables
 from trioserve.cli.serving import catalog_of, serve
 from trioserve.config import logs
 from trioserve.config.flags import as_flags
@@ -169,6 +169,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         catalog = None
         if not answers_calls:
             catalog = catalog_of(config, words, os.environ, watched=status.is_watched)
+        if catalog is not None and argv is None:
+            named = (one.key_env for one in catalog.upstreams.values())
+            hide_variables({os.fsencode(name) for name in named if name})
         if catalog is not None and not config.rpc:
             zygote = forking.fork(catalog.environment, main, status.parent)
     except TrioServeError as error:

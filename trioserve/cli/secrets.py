@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 
 from trioserve.config.flags import FLAGS, SECRET_VARIABLES, SECRETS
@@ -26,8 +27,15 @@ def hide_secrets() -> None:
     if sys.platform != "linux":
         return
     _overwrite(_ARGUMENTS, _secret_arguments)
-    _overwrite(_ENVIRONMENT, _secret_variables)
-    for name in map(os.fsdecode, _VARIABLES):
+    hide_variables(_VARIABLES)
+
+
+def hide_variables(names: Collection[bytes]) -> None:
+    """Overwrite the values of variables in the same way."""
+    if sys.platform != "linux" or not names:
+        return
+    _overwrite(_ENVIRONMENT, partial(_secret_variables, names))
+    for name in map(os.fsdecode, names):
         if name in os.environ:
             os.environ[name] = os.environ[name]  # another copy, for the processes that this starts
 
@@ -54,8 +62,8 @@ def _secret_arguments(words: list[bytes]) -> Iterator[tuple[int, int]]:
             yield index, len(flag) + 1
 
 
-def _secret_variables(words: list[bytes]) -> Iterator[tuple[int, int]]:
+def _secret_variables(names: Collection[bytes], words: list[bytes]) -> Iterator[tuple[int, int]]:
     for index, word in enumerate(words):
         name = word.partition(b"=")[0]
-        if name in _VARIABLES:
+        if name in names:
             yield index, len(name) + 1
