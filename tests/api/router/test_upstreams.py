@@ -50,11 +50,13 @@ COUNTED = event(choices=[], usage=USAGE)
 class Far:
     """A server that answers each connection with given bytes.
 
-    A piece that is None: the connection stays open, until the client has closed it.
+    A piece that is None: the connection stays open, until the client has closed it. Unless it
+    `lists` its models, it has no such route.
     """
 
     url: str
     answers: list[bytes | None]
+    lists: bool = False
     requests: list[tuple[str, dict[str, str], Any]] = attrs.field(factory=list)
     n_open: int = 0
     n_closed: int = 0
@@ -67,6 +69,9 @@ class Far:
             head, _, body = data.partition(b"\r\n\r\n")
             first, *lines = head.decode().split("\r\n")
             headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
+            if first.startswith("GET") and not self.lists:
+                await stream.send_all(http_answer(b"", "404 Not Found"))
+                return
             while len(body) < int(headers.get("content-length", 0)):
                 body += await stream.receive_some()
             self.requests.append((first, headers, json.loads(body) if body else None))
@@ -84,9 +89,9 @@ class Far:
 
 
 @asynccontextmanager
-async def far(*answers: bytes | None) -> AsyncIterator[Far]:
+async def far(*answers: bytes | None, lists: bool = False) -> AsyncIterator[Far]:
     async with trio.open_nursery() as nursery:
-        server = Far("", list(answers))
+        server = Far("", list(answers), lists)
         serve = partial(trio.serve_tcp, server.serve, 0, host="127.0.0.1")
         (listener,) = await nursery.start(serve)
         server.url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}/v1"
@@ -104,7 +109,8 @@ async def beside(
     *answers: bytes | None, fields: Mapping[str, Any] | None = None, **config: Any
 ) -> AsyncIterator[tuple[Routed, Far]]:
     """A router with a model "near", and "far" at an upstream that answers so."""
-    async with far(*answers) as server:
+    lists = fields is not None and fields.get("models") == ()
+    async with far(*answers, lists=lists) as server:
         there = {"there": upstream(server.url, **(fields or {}))}
         async with routed({"near": answering("Here")}, upstreams=there, **config) as router:
             yield router, server
@@ -326,12 +332,18 @@ async def test_an_upstream_that_is_down_is_named_and_its_neighbours_answer() -> 
 
 
 async def test_what_it_lists_is_offered() -> None:
-    listed = json_answer({"data": [{"id": "a", "meta": 1}, {"id": "near"}, {"id": "b"}]})
+    found = [{"id": "a", "meta": 1}, {"id": "near"}, {"id": "b", "max_model_len": 4096}]
+    listed = json_answer({"data": found})
     fields = {"models": (), "prefix": ""}
     async with beside(listed, fields=fields, metrics_endpoint=True) as (router, server):
         names = [one["id"] for one in (await router.client.get("/v1/models")).json()["data"]]
         assert sorted(names) == ["a", "b", "near"]
         assert server.requests[0][0] == "GET /v1/models HTTP/1.1"
+        described = (await router.client.get("/v1/models/b")).json()
+        assert (described["context_length"], described["source"]) == (4096, "upstream")
+        props = (await router.client.get("/props?model=b")).json()
+        assert props["default_generation_settings"]["n_ctx"] == 4096
+        assert (props["model_alias"], props["endpoint_tools"]) == ("b", False)
         near = await ask(router, {**CHAT, "model": "near"})
         assert near.json()["choices"][0]["message"]["content"] == "Here"
         server.answers = [json_answer(WHOLE)]
@@ -348,7 +360,7 @@ async def test_what_it_lists_is_offered() -> None:
         ("POST", "/api/chat", CHAT, 501),
         ("POST", "/v1/messages", CHAT, 501),
         ("POST", "/completion", {"prompt": "a"}, 501),
-        ("GET", "/props?model=far", {}, 501),
+        ("POST", "/tokenize", {"content": "a"}, 501),
         ("POST", "/models/load", {}, 400),
         ("POST", "/models/unload", {}, 400),
         ("POST", "/v1/chat/completions", {**CHAT, "trioserve_run_tools": True}, 400),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -271,6 +271,23 @@ def properties_of(server: ModelServer) -> dict[str, Any]:
         "is_sleeping": server.sleeping,
         **_guidance(server),
         **_common(config),
+    }
+
+
+def properties_of_another(
+    config: Config, name: str, n_ctx: int, apis: Container[str]
+) -> dict[str, Any]:
+    """Describe a model of another server, as far as it is known."""
+    return {
+        "default_generation_settings": {"params": {}, "n_ctx": n_ctx},
+        "model_alias": name,
+        "model_path": "none",
+        "modalities": {"vision": False, "video": False, "audio": False},
+        "endpoint_chat": "chat" in apis,
+        "endpoint_embeddings": "embeddings" in apis,
+        "is_sleeping": False,
+        **_common(config),
+        "endpoint_tools": False,
     }
 
 

@@ -26,6 +26,7 @@ from trioserve.children.lines import LineTooLongError
 from trioserve.concurrency import Bell, Feed, deadline_scope
 from trioserve.config import Config
 from trioserve.errors import (
+    DeadlineExceededError,
     InvalidRequestError,
     NotFoundError,
     PayloadTooLargeError,
@@ -41,7 +42,7 @@ from trioserve.fair_limiter import FairLimiter, offload
 from trioserve.log import get_logger
 from trioserve.models.catalog import ModelEntry, Source
 from trioserve.models.catalog.upstreams import Api, Upstream
-from trioserve.remote.answers import Text
+from trioserve.remote.answers import Count, Text
 from trioserve.remote.client import (
     LostServerError,
     RawEvents,
@@ -190,6 +191,8 @@ def _object(raw: bytes | None) -> _Fields:
 
 class _Model(msgspec.Struct):
     id: Text
+    context_length: Count | None = None
+    max_model_len: Count | None = None
 
 
 class _Models(msgspec.Struct):
@@ -207,6 +210,7 @@ class UpstreamServer:
         client: reaches it.
         places: of requests.
         listed: what it offers: names here and there.
+        contexts: the tokens that requests to its models may have, by the names there.
         problem: why it failed the last time; empty: it did not.
         retired: rings when it is no longer wanted.
         limits: of the clients of each model.
@@ -217,6 +221,7 @@ class UpstreamServer:
     client: ServerClient
     places: FairLimiter
     listed: Sequence[tuple[str, str]]
+    contexts: Mapping[str, int] = attrs.field(factory=dict)
     problem: str = ""
     retired: Bell = attrs.field(factory=Bell)
     limits: dict[str, RateLimits] = attrs.field(factory=dict)
@@ -247,9 +252,17 @@ class UpstreamServer:
         try:
             with deadline_scope(deadline, f"{self.client.name} is silent."):
                 found = await self.client.ask("/models", form=_Models, most=_MAX_LIST)
-            self.listed = [(one.id, one.id) for one in found.data[:_MAX_LISTED]]
+            models = found.data[:_MAX_LISTED]
+            if not self.upstream.models:
+                self.listed = [(one.id, one.id) for one in models]
+            sizes = {one.id: one.context_length or one.max_model_len for one in models}
+            self.contexts = {name: size for name, size in sizes.items() if size}
+        except LostServerError as error:
+            self.note(f"{self.client.name} fails: {error.message}")
         except TrioServeError as error:
-            self.note(self.upstream.without_key(error.message))
+            # One whose models are named need not list them.
+            if not self.upstream.models or isinstance(error, DeadlineExceededError):
+                self.note(self.upstream.without_key(error.message))
         else:
             self.note("")
 

@@ -17,7 +17,12 @@ from trioserve.api import metrics
 from trioserve.api.base import reply
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.described import of_server, properties_of, properties_of_many
+from trioserve.api.base.described import (
+    of_server,
+    properties_of,
+    properties_of_another,
+    properties_of_many,
+)
 from trioserve.api.base.models import Card, Details, Loaded
 from trioserve.api.base.reply import Data, Reply
 from trioserve.api.base.routes import Responder, Route
@@ -203,6 +208,10 @@ class RouterService(Lender):
         return self._described(entry, found.get(entry.name, Modalities()))
 
     def _described(self, entry: ModelEntry, modalities: Modalities) -> dict[str, Any]:
+        if entry.upstream is not None:
+            n_ctx = self.upstreams.n_ctx(entry)
+            info = {"context_length": n_ctx, "max_model_len": n_ctx} if n_ctx else {}
+            return files.described(entry, self.state(entry), modalities, info)
         child = self.fleet.child(entry.name)
         known = child is not None and child.line.known.model is not None
         info = msgspec.to_builtins(of_server(self._server_of(child))) if child and known else {}
@@ -240,6 +249,9 @@ class RouterService(Lender):
     async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Describe the router, or a model."""
         if name := query.get("model"):
+            if (entry := self.find(name, caller)).upstream is not None:
+                n_ctx, apis = self.upstreams.n_ctx(entry), entry.upstream.apis
+                return reply.json(properties_of_another(self.config, entry.name, n_ctx, apis))
             caller.may_load = may_load(self.config.models_autoload, query, caller)
             return reply.json(properties_of(await self.use(name, caller)))
         config, _ = self.config, self.fleet

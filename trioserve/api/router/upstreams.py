@@ -66,9 +66,8 @@ class Upstreams(EnteredOnce):
         for one in wanted.values():
             if one.name not in self._servers:
                 await self._nursery.start(self._attend, one)
-        looks = [one.look for one in self._servers.values() if not one.upstream.models]
         with trio.move_on_after(_FIRST_LOOK):
-            await all_of(looks)
+            await all_of([one.look for one in self._servers.values()])
         self._offer()
 
     async def _attend(self, upstream: Upstream, *, task_status: trio.TaskStatus[None]) -> None:
@@ -84,8 +83,7 @@ class Upstreams(EnteredOnce):
             server = UpstreamServer(upstream, client, places, upstream.models)
             self._servers[upstream.name] = server
             task_status.started()
-            watch = () if upstream.models else (partial(repeat, partial(self._watch, server)),)
-            async with alongside(*watch):
+            async with alongside(partial(repeat, partial(self._watch, server))):
                 await server.retired.wait()
             await places.until_idle()
 
@@ -117,6 +115,10 @@ class Upstreams(EnteredOnce):
             message=server.problem or None,
             n_requests=server.running[entry.name],
         )
+
+    def n_ctx(self, entry: ModelEntry) -> int:
+        """How many tokens a request to a model may have; 0: its upstream does not tell."""
+        return self._server_of(entry).contexts.get(entry.remote_name, 0)
 
     async def until_idle(self) -> None:
         """Wait until no request runs."""

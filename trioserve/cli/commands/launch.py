@@ -314,10 +314,12 @@ class AgentServer:
                 report.tell(f"Loading {model}", 0.0)
                 path = f"/props?model={quote(model)}"
                 props = await client.ask(path, form=Props, most=MAX_BYTES)
+        if not (n_ctx := props.default_generation_settings.n_ctx):
+            raise UnavailableError(f"{address} does not tell how long requests to {model} may be.")
         return Endpoint(
             url=address.url,
             model=model,
-            context=props.default_generation_settings.n_ctx,
+            context=n_ctx,
             sees_images=props.modalities.vision,
             is_toy=props.is_toy,
             api_key=address.api_key or NO_KEY,
