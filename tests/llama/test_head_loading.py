@@ -23,6 +23,7 @@ from trioserve.llama.estimate import measure
 from trioserve.llama.heads import HeadDrafter
 from trioserve.llama.library import lib
 from trioserve.models import head_families
+from trioserve.server.lifecycle.engine import ngram_drafters
 
 
 def load(**config: Any) -> LlamaBackend:
@@ -240,4 +241,9 @@ def test_settings_that_do_not_go_together(config: dict[str, Any], words: str) ->
 def test_the_order_of_drafters() -> None:
     config = Config(spec_type=("draft-mtp", "ngram-simple"), spec_draft_n_max=3)
     assert config.draft_types == ("ngram-simple", "draft-mtp")
+    chosen = [Config(spec_type=("auto", *more)) for more in ((), ("ngram-mod",))]
+    assert [one.name for config in chosen for one in ngram_drafters(config)] == [
+        "ngram-simple",
+        "ngram-mod",
+    ]
     assert config.head_type == "draft-mtp"

@@ -756,7 +756,8 @@ class Config:
     @property
     def draft_types(self) -> tuple[str, ...]:
         """The types of speculative decoding, in the order of their use."""
-        ngrams = [one for one in self.spec_type if one.startswith(("auto", "ngram"))]
+        named = self.spec_type if self.spec_type != ("auto",) else ("ngram-simple", "auto")
+        ngrams = [one for one in named if one.startswith(("auto", "ngram"))]
         simple = "draft-simple" if self.has_draft_model and not self.head_types else None
         return tuple(dict.fromkeys(filter(None, (*ngrams, self.head_type, simple))))
 
