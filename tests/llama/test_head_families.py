@@ -11,6 +11,7 @@ from tests.support.architectures import LAYERS
 from tests.support.drafted import WINDOWED, Drafted, plain, settings_for, write_head
 from tests.support.head_architectures import DFLASH, EAGLE3
 from tests.support.head_models import write_block, write_for, write_read
+from tests.support.hybrid_architectures import DEEPSEEK4_DSPARK
 from trioserve.models.head_families import FAMILIES, LAYER_TYPES
 
 PROMPTS = [f"{i} {words}" for i in range(4) for words in ("Once upon a time", "The red ball is")]
@@ -62,6 +63,19 @@ def test_a_head_that_reads_what_comes_out_of_the_last_layer(
     bench.backend.close()
     assert [bench.tokens[0]] == plain(settings, PROMPTS[:1], 40)
     assert bench.finished[0].timings.draft_n
+
+
+def test_dspark_with_layers_of_deepseek_v4(tmp_path: Path) -> None:
+    head = write_block(tmp_path, DEEPSEEK4_DSPARK)
+    model = write_read(tmp_path, "deepseek4")
+    settings = settings_for(model, "draft-dspark", head, has_window=False)
+    bench = Drafted(settings)
+    for i, prompt in enumerate(PROMPTS[:3]):
+        bench.submit(i, prompt, 40)
+    bench.run()
+    bench.backend.close()
+    assert [bench.tokens[i] for i in range(3)] == plain(settings, PROMPTS[:3], 40)
+    assert all(end.timings.draft_n for end in bench.finished.values())
 
 
 @pytest.mark.parametrize("kind", ["glm4moe", "step35", "qwen35"])

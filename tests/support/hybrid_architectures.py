@@ -201,3 +201,33 @@ HYBRID: Mapping[str, Architecture] = {
     one.name: one
     for one in (QWEN35, QWEN35_MOE, NEMOTRON_H, NEMOTRON_H_MOE, BAILING_MOE3, DEEPSEEK4)
 }
+
+#: A model that guesses blocks for it, of the same kind of layers; see `head_architectures.DSPARK`.
+_MARKOV = 8
+DEEPSEEK4_DSPARK = Architecture(
+    "dflash",
+    {
+        **{
+            key: value
+            for key, value in DEEPSEEK4.metadata.items()
+            if "indexer" not in key and key not in ("hash_layer_count",)
+        },
+        "block_count": 2,
+        "attention.compress_ratios": [0, 0],
+        "swiglu_clamp_exp": [0.0, 0.0],
+        "target_layers": (1, 2),
+        "block_size": 8,
+    },
+    [_V4_LAYER] * 2,
+    tensors={
+        "fc.weight": (WIDTH, 2 * WIDTH),
+        "enc.output_norm.weight": (WIDTH,),
+        "output_norm.weight": (WIDTH,),
+        "output_hc_fn.weight": (_STREAMS, _STREAMS * WIDTH),
+        "output_hc_base.weight": (_STREAMS,),
+        "output_hc_scale.weight": (1,),
+        "markov_w1.weight": (parts.VOCAB, _MARKOV),
+        "markov_w2.weight": (parts.VOCAB, _MARKOV),
+        "conf_proj.weight": (1, WIDTH + _MARKOV),
+    },
+)
