@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,12 @@ def test_codex_without_a_catalogue(told: str) -> None:
     made = settings("codex", attrs.evolve(ENDPOINT, told=told))
     assert not made.files
     assert "model_catalog_json" not in " ".join(made.arguments)
+
+
+def test_codex_searches_where_the_server_does(tmp_path: Path) -> None:
+    def words(searches: bool) -> Sequence[str]:
+        endpoint = attrs.evolve(ENDPOINT, searches_web=searches)
+        return AGENTS["codex"].settings(endpoint, tmp_path).arguments
+
+    assert 'web_search="live"' in words(searches=True)
+    assert 'web_search="disabled"' in words(searches=False)

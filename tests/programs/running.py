@@ -107,14 +107,17 @@ class _Recorder:
 
 @asynccontextmanager
 async def served(
-    script: Callable[[str], str], template: str = TEMPLATE, **settings: Any
+    script: Callable[[str], str],
+    template: str = TEMPLATE,
+    config: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
     """Serve a script under the name ``scripted``; the settings are of the backend."""
 
     def load(config: Config, **options: Any) -> ScriptedBackend:  # again, after an unload
         return backend_of(script, template, **settings)
 
-    app = create_app(Config(stream_interval_ms=0), load=load)
+    app = create_app(Config(stream_interval_ms=0, **(config or {})), load=load)
     recorder = _Recorder(app.asgi_app)
     app.asgi_app = recorder  # type: ignore[method-assign]
     service = app.extensions["trioserve"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AsyncExitStack
@@ -28,6 +29,7 @@ from tests.support.http_server import slots_in_use
 from tests.support.message_writers import WRITERS
 from tests.support.model_processes import InName
 from tests.support.scripts import ENDLESS
+from tests.support.searxng import FOUND, serving_searxng
 from tests.support.vocabularies import chat_templates
 from tests.support.waiting import until
 from trioserve.api.service import Service
@@ -371,3 +373,36 @@ async def test_ctrl_c_frees_the_slot(
 
 async def all_free(service: Service | InName) -> bool:
     return await slots_in_use(service) == 0
+
+
+async def test_claude_code_searches_the_web(workplace: Workplace, works: Works) -> None:
+    prompts = list[str]()
+    query = {"query": "trio python"}
+    steps = [("ToolSearch", {"query": "select:WebSearch"}), ("WebSearch", query)]
+
+    def script(prompt: str) -> str:
+        prompts.append(prompt)
+        calls, said = steps, "All done."
+        if '"web_search"' in prompt:  # what the program asks beside the chat
+            calls, said = [("web_search", query)], f"It is [Trio]({FOUND['url']})."
+        done = prompt.count("<tool_response>")
+        if done >= len(calls):
+            return said
+        name, arguments = calls[done]
+        call = json.dumps({"name": name, "arguments": arguments})
+        return f"<tool_call>\n{call}\n</tool_call>"
+
+    with serving_searxng() as engine:
+        async with served(script, config={"web_search": engine.address}) as server:
+            flags = ["-p", "--dangerously-skip-permissions", "What is Trio?"]
+            ended = await run(
+                launching("claude", server.url, *flags),
+                folder=workplace.folder,
+                environ=environment_of("claude", home=workplace.home, IS_SANDBOX="1"),
+            )
+    assert ended.code == 0 and "All done." in ended.output, ended.output
+    assert engine.queries == ["trio python"]
+    assert server.refused == [], calls_in(server.exchanges)
+    result = prompts[-1].rpartition("<tool_response>")[2]
+    assert str(FOUND["url"]) in result, result
+    works("claude", "searches the web")

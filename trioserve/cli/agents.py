@@ -40,6 +40,7 @@ class Endpoint:
     model: str
     context: int
     sees_images: bool = False
+    searches_web: bool = False
     is_toy: bool = False
     api_key: str = NO_KEY
     told: str = ""
@@ -128,7 +129,7 @@ def _codex(endpoint: Endpoint, folder: Path) -> Settings:
         f"{provider}.stream_idle_timeout_ms": _PATIENCE,
         "model": endpoint.model,
         "model_context_window": endpoint.context,
-        "web_search": "disabled",
+        "web_search": "live" if endpoint.searches_web else "disabled",
         "check_for_update_on_startup": False,
         "analytics.enabled": False,
     }

@@ -62,6 +62,7 @@ class Props(msgspec.Struct):
     """The properties of a server."""
 
     default_generation_settings: _Defaults
+    searches_web: bool = False
     modalities: _Modalities = msgspec.field(default_factory=_Modalities)
     is_toy: bool = False
 

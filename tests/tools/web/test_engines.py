@@ -27,7 +27,7 @@ BRAVE = {
         "results": [
             {
                 "url": "https://example.org/a",
-                "title": "A <strong>page</strong>",
+                "title": "A <strong>page</strong> of List<T>",
                 "description": "It &quot;says&quot; so.",
                 "extra_snippets": ["And more."],
                 "page_age": "2026-01-02T03:04:05",
@@ -63,7 +63,10 @@ async def test_engines_with_keys(
     (asked, _), (headers, _) = engine.queries, engine.headers
     if name == "brave":
         assert found == SearchResult(
-            "A page", "https://example.org/a", 'It "says" so. And more.', "2026-01-02T03:04:05"
+            "A page of List<T>",
+            "https://example.org/a",
+            'It "says" so. And more.',
+            "2026-01-02T03:04:05",
         )
         assert asked == "a page site:example.org"
         assert headers["X-Subscription-Token"] == KEY

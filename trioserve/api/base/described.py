@@ -233,6 +233,7 @@ def _common(config: Config) -> dict[str, Any]:
         "ui_settings": parse_json(config.ui_config or "{}", "ui_config"),
         "build_info": FINGERPRINT,
         "takes_pdf": has_extra("pdf"),
+        "searches_web": config.web_search is not None,
         "endpoint_tools": config.has_tools,
         "cors_proxy_enabled": config.has_mcp_proxy,
         "priority_order": config.priority_order,

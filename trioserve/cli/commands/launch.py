@@ -321,6 +321,7 @@ class AgentServer:
             model=model,
             context=n_ctx,
             sees_images=props.modalities.vision,
+            searches_web=props.searches_web,
             is_toy=props.is_toy,
             api_key=address.api_key or NO_KEY,
         )

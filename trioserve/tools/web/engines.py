@@ -49,7 +49,7 @@ _SHORT = 2**16
 #: Characters of addresses that stay as they are.
 _AS_IT_IS = "%/:?#[]@!$&'()*+,;=~"
 
-_TAGS = re.compile(r"<[^<>]{0,200}>")
+_TAGS = re.compile(r"</?(?:strong|b|em|i|mark|span|br)\b[^<>]{0,200}>", re.IGNORECASE)
 
 
 @attrs.frozen
