@@ -11,7 +11,8 @@ import httpx
 import pytest
 import trio
 
-from tests.support.clients import client_and_service
+from tests.api.stored.test_uploads import ROUTES, upload
+from tests.support.clients import client_and_service, client_of
 from tests.support.media_bombs import BOMBS, huge_png
 from tests.support.media_files import image_file
 from tests.support.projectors import WordProjector
@@ -25,6 +26,15 @@ pytestmark = pytest.mark.system
 
 FILES = {name: BOMBS[name] for name in ("a PNG of 50,000 x 50,000", "boxes in boxes")}
 FILES |= {"an image that is cut off": lambda: image_file(size=(99, 99))[:-50]}
+
+
+def named_image(id_: str) -> dict[str, Any]:
+    """A message with an uploaded image, in Anthropic's API."""
+    block = {"type": "image", "source": {"type": "file", "file_id": id_}}
+    return {"max_tokens": 9, "messages": [{"role": "user", "content": [block]}]}
+
+
+IMAGE = ("/v1/messages", named_image, "messages[0].content[0].source.file_id")
 
 #: What a request must not reach, where any host may be fetched from.
 INSIDE = (
@@ -121,3 +131,12 @@ async def test_a_client_that_leaves_with_a_bomb_leaves_nothing() -> None:
         await assert_at_rest(service.server)
         path, body, _ = chat(as_url(image_file()))
         assert (await client.post(path, json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_a_hostile_file_that_was_uploaded_is_refused(name: str) -> None:
+    async with client_of(answering("A cat.", projector=WordProjector())) as client:
+        id_ = await upload(client, FILES[name](), "cat.png")
+        for path, body, param in (*ROUTES[:3], IMAGE):
+            answer = await client.post(path, json=body(id_))
+            assert answer.status_code == 400 and param in answer.json()["error"]["message"]

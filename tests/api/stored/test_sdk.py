@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 import trio
@@ -125,6 +126,45 @@ def test_batches_of_all_endpoints(sdk: openai.OpenAI, endpoint: str, body: dict[
         for each in answers:
             found = sdk.responses.retrieve(each["response"]["body"]["id"])
             assert found.to_dict()["output"] == each["response"]["body"]["output"]
+
+
+def test_a_batch_of_messages(sdk: openai.OpenAI) -> None:
+    file = sdk.files.create(file=("a.txt", io.BytesIO(b"Nine lives.")), purpose="user_data")
+    source = {"type": "file", "file_id": file.id}
+    content = [{"type": "document", "source": source}, {"type": "text", "text": "Hi"}]
+    params: Any = {
+        "model": "a",
+        "max_tokens": 4,
+        "messages": [{"role": "user", "content": content}],
+    }
+    url = str(sdk.base_url).removesuffix("/v1/")
+    with anthropic.Anthropic(base_url=url, api_key="any") as client:
+        batches = client.messages.batches
+        batch = batches.create(requests=[{"custom_id": str(n), "params": params} for n in range(5)])
+        limit = time.monotonic() + 20 * TIMEOUT
+        while batch.processing_status != "ended":
+            assert time.monotonic() < limit, batch
+            batch = batches.retrieve(batch.id)
+        found = {each.custom_id: each.result for each in batches.results(batch.id)}
+        assert found.keys() == {str(n) for n in range(5)}
+        for result in found.values():
+            assert result.type == "succeeded" and result.message.usage.output_tokens == 4
+        # All but the first find the file in the cache.
+        cached = [each.message.usage.cache_read_input_tokens for each in found.values()
+                  if each.type == "succeeded"]  # fmt: skip
+        assert sum(bool(each) for each in cached) >= 4
+
+
+def test_a_stored_chat(sdk: openai.OpenAI) -> None:
+    messages: Any = HI["messages"]
+    stream = sdk.chat.completions.create(
+        model="a", messages=messages, max_tokens=4, store=True, stream=True, metadata={"a": "b"}
+    )
+    chunks = list(stream)
+    said = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
+    found = sdk.chat.completions.retrieve(chunks[0].id)
+    assert found.choices[0].message.content == said
+    assert [each.id for each in sdk.chat.completions.list(metadata={"a": "b"})] == [found.id]
 
 
 def test_a_batch_of_embeddings() -> None:
