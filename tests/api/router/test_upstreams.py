@@ -457,3 +457,32 @@ async def test_draining_waits_for_what_runs() -> None:
                 await stream.aclose()
                 await drained.wait()
             assert trio.current_time() - began < 3
+
+
+async def test_a_stream_is_resumed() -> None:
+    async with beside(HEAD, word("a"), word("b"), COUNTED, DONE) as (router, server):
+        answer = await ask(router, STREAM, headers={"X-Conversation-Id": "mine"})
+        lines = [line for line in answer.content.splitlines() if not line.startswith(b"id:")]
+        assert lines == (word("a") + word("b") + DONE).splitlines()
+        again = await router.client.get("/v1/stream", params={"conv_id": "mine"})
+        assert again.content == answer.content
+        assert len(server.requests) == 1
+
+
+async def test_a_batch_is_answered() -> None:
+    async with beside(json_answer(WHOLE)) as (router, _):
+        path = "/v1/chat/completions"
+        asked = {"custom_id": "1", "method": "POST", "url": path, "body": {**CHAT, "model": "far"}}
+        file = {"file": ("requests.jsonl", json.dumps(asked).encode())}
+        sent = await router.client.post("/v1/files", files=file, data={"purpose": "batch"})
+        body = {"input_file_id": sent.json()["id"], "endpoint": path, "completion_window": "24h"}
+        made = await router.client.post("/v1/batches", json=body)
+        found: dict[str, Any] = {}
+
+        async def is_done() -> bool:
+            found.update((await router.client.get(f"/v1/batches/{made.json()['id']}")).json())
+            return bool(found["status"] == "completed")
+
+        await until(is_done)
+        written = await router.client.get(f"/v1/files/{found['output_file_id']}/content")
+        assert json.loads(written.text)["response"]["body"] == WHOLE
