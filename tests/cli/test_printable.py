@@ -59,4 +59,4 @@ def test_the_command_shows_no_name_that_a_terminal_obeys() -> None:
     os.close(theirs)
     output = os.read(ours, 4096)
     os.close(ours)
-    assert b"title" in output and b"\x1b" not in output
+    assert b"title" in output and b"\x1b]" not in output and b"\x07" not in output

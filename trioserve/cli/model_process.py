@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -17,6 +16,7 @@ from trioserve.children import reports
 from trioserve.children.frames import FrameStream
 from trioserve.children.parent import ParentSocket
 from trioserve.cli.memory import keep_collecting, uncollected
+from trioserve.cli.output import RED, note
 from trioserve.cli.progress import Reporter, fetch
 from trioserve.config import Config
 from trioserve.errors import TrioServeError, raised_alone
@@ -65,7 +65,7 @@ def serve_parent(
             check_models(config)
         except TrioServeError as error:
             status.tell(reports.Failed.of(error.message))
-            print(f"trioserve: {error.message}", file=sys.stderr)
+            note(error.message, RED)
             return 1
         status.tell(reports.Loading(0.0))
         with uncollected():

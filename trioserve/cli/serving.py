@@ -19,6 +19,7 @@ import trio
 
 from trioserve.children import reports
 from trioserve.cli.memory import keep_collecting, uncollected
+from trioserve.cli.output import RED, note
 from trioserve.cli.progress import EarlyLoad, Reporter, fetch, load
 from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
@@ -87,7 +88,7 @@ def serve(
             check_reach(config, listening)
         except TrioServeError as error:
             message = as_flags(error.message) if isinstance(error, ConfigError) else error.message
-            print(f"trioserve: {message}", file=sys.stderr)
+            note(message, RED)
             status.tell(reports.Failed.of(message))
             return 1
         status.tell(reports.Loading(0.0))

@@ -22,9 +22,10 @@ from trioserve.llama.embedding import embedding_params, pooling_beside
 from trioserve.llama.layout import CACHE_TYPES, CELL, beside_text, choose
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
-from trioserve.llama.model import LlamaModel, gib
+from trioserve.llama.model import LlamaModel
 from trioserve.models import auto_drafts, resolve, resolve_projector
 from trioserve.models.gguf import parts_of, total_size
+from trioserve.units import bytes_text
 
 _MIB = 2**20
 _BUFFER = re.compile(r"(compute|output) buffer size = +([\d.]+) MiB")
@@ -124,7 +125,7 @@ def _check_cells(n_ctx: int) -> None:
     free = free_memory()
     if free is not None and n_ctx * CELL > free / 2:
         raise ModelLoadError(
-            f"A context of {n_ctx} tokens does not fit into {gib(free)} of memory."
+            f"A context of {n_ctx} tokens does not fit into {bytes_text(free)} of memory."
         )
 
 

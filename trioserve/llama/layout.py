@@ -12,7 +12,8 @@ from trioserve.errors import ModelLoadError
 from trioserve.llama import lazy_pages
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory, total_memory
-from trioserve.llama.model import LlamaModel, gib
+from trioserve.llama.model import LlamaModel
+from trioserve.units import bytes_text
 from trioserve.whole_numbers import whole_number
 
 
@@ -281,8 +282,8 @@ def check_memory(model: LlamaModel, config: Config, layout: Layout, params: Any)
     logits = params.n_outputs_max * model.info.n_vocab * 4
     if cache + logits > free:
         raise ModelLoadError(
-            f"The KV cache for {cells} tokens does not fit: it needs {gib(cache)}, and "
-            f"only {gib(max(0, free - logits))} of memory are free; set a smaller --ctx-size."
+            f"The KV cache for {cells} tokens does not fit: it needs {bytes_text(cache)}, and only "
+            f"{bytes_text(max(0, free - logits))} of memory are free; set a smaller --ctx-size."
         )
 
 

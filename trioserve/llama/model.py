@@ -25,6 +25,7 @@ from trioserve.llama.vocab import LlamaVocab
 from trioserve.models import gguf, resolve
 from trioserve.models.head_families import FILE_TYPES
 from trioserve.types import ModelInfo
+from trioserve.units import bytes_text
 
 Progress = Callable[[float], bool]
 
@@ -252,8 +253,8 @@ def _check_size(path: Path, config: Config) -> None:
         return
     if (size := gguf.total_size(gguf.parts_of(path))) > free:
         raise ModelLoadError(
-            f"The model file {path} has {gib(size)}, but only {gib(free)} of memory are free; "
-            "load_mode 'mmap' needs less."
+            f"The model file {path} has {bytes_text(size)}, but only {bytes_text(free)} of memory "
+            "are free; load_mode 'mmap' needs less."
         )
 
 
@@ -340,11 +341,6 @@ def _text(function: Any, *args: Any) -> str:
         if length < size:
             return buffer.value.decode(errors="replace")
         size = length + 1
-
-
-def gib(size: int) -> str:
-    """Format a number of bytes for people."""
-    return f"{size / 2**30:.1f} GiB"
 
 
 def apply_chat_template(

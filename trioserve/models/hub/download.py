@@ -26,6 +26,7 @@ from filelock import FileLock, Timeout
 from trioserve.errors import DiskFullError, HashMismatchError, HubError, HubUnavailableError
 from trioserve.log import get_logger
 from trioserve.models.hub.client import HttpClient, RemoteFile
+from trioserve.units import bytes_text
 
 _READ_SIZE = 16 * 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -85,8 +86,8 @@ class PartialFile:
         free = shutil.disk_usage(self.path.parent).free
         if needed > free:
             raise DiskFullError(
-                f"{self.source.name} needs {_gigabytes(needed)} more on the disk of "
-                f"{self.path.parent}, which has {_gigabytes(free)} left."
+                f"{self.source.name} needs {bytes_text(needed)} more on the disk of "
+                f"{self.path.parent}, which has {bytes_text(free)} left."
             )
         with disk_errors(self.path):
             _allocate(descriptor, size)
@@ -180,10 +181,6 @@ def _allocate(descriptor: int, size: int) -> None:
     allocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong)
     if allocate(descriptor, _KEEP_SIZE, 0, size) and ctypes.get_errno() in _FULL:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _gigabytes(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.2f} GB"
 
 
 #: Seconds between two looks at a lock that another task holds.
