@@ -131,7 +131,7 @@ def backend_of(
 ) -> ScriptedBackend:
     """A backend with room for the prompts of agents."""
     sizes = {"n_slots": 4, "n_ctx": 4 * _N_CTX, "n_ctx_seq": _N_CTX, "n_batch": 4096}
-    return ScriptedBackend(script, chat_template=template, **sizes, **settings)
+    return ScriptedBackend(script, chat_template=template, **{**sizes, **settings})
 
 
 @asynccontextmanager

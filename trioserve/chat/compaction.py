@@ -42,7 +42,7 @@ Write the summary only."""
 PREFACE = "What came before in this conversation was replaced by this summary of it:\n\n"
 
 #: Bytes of files in base64 that a compaction keeps. The model reads a note in place of more.
-MAX_FILES = 8 * 2**20
+MAX_FILES = 2**20
 
 #: What marks a compaction of this server.
 _MARK = "trioserve.compaction"

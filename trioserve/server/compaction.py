@@ -403,7 +403,7 @@ async def stream_compacted(
 
     async def execute() -> None:
         try:
-            with server.gate.inside():
+            with server.gate.inside(), context.preparing():
                 await _answer(feed, compactor, messages)
         except Exception as error:
             feed.end(raised_alone(error))

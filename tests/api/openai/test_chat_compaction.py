@@ -28,7 +28,10 @@ async def test_a_chat_goes_on_from_the_messages_it_gets() -> None:
         more.append({"role": "user", "content": "Go on."})
         answer = await client.post("/v1/chat/completions", json={"messages": more})
         assert answer.status_code == 200
-        refused = await client.post(PATH, json={**body, "stream": True})
+        for name, value in (("stream", True), ("n", 2), ("trioserve_run_tools", True)):
+            refused = await client.post(PATH, json={**body, name: value})
+            message = f"'{name}' is not supported here; leave it out."
+            assert refused.json() == error_body(message, name)
     assert given["summary"] == "Summary: fact-one"
     assert given["usage"]["prompt_tokens"] == len(model.prompts[0])
     assert given["messages"] == [
@@ -36,5 +39,3 @@ async def test_a_chat_goes_on_from_the_messages_it_gets() -> None:
         {"role": "user", "content": PREFACE + "Summary: fact-one"},
         *messages[2:],
     ]
-    message = "'stream' is not supported here; leave it out."
-    assert refused.json() == error_body(message, "stream")

@@ -8,7 +8,7 @@ import attrs
 
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
 from trioserve.api.base.generation import admit
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Reply, long_json
@@ -36,8 +36,9 @@ class CompactedMessages(Answer, kw_only=True):
 @gives(CompactedMessages)
 async def compact(request: ChatRequest, caller: Caller, models: Models) -> Reply:
     """Compact a chat: give a summary, and the messages to continue with."""
-    if request.stream:
-        raise UnsupportedFieldError.at("stream", "is not supported here; leave it out.")
+    given = {"stream": request.stream, "n": request.n > 1, RUN_TOOLS: bool(request.run_tools)}
+    for name in (name for name, is_given in given.items() if is_given):
+        raise UnsupportedFieldError.at(name, "is not supported here; leave it out.")
     server, params, context = await admit(request, caller, models)
     plan = CompactionPlan(limit=limit_of(server, params), answers=False)
     chat = attrs.evolve(request.chat_params, continue_final_message=None)

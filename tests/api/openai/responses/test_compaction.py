@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from base64 import b64encode
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 from openai.types.responses import Response
 
 from tests.api.openai.responses.test_routes import events_in
-from tests.support.clients import client_of, use_openai
+from tests.support.clients import client_and_service, client_of, use_openai
 from tests.support.compacted import Model, serve
+from tests.support.http_server import slots_in_use
 from tests.support.media_files import image_file
 from tests.support.projectors import WordProjector
 from tests.support.scripts import answering
+from tests.support.waiting import until
 from trioserve.chat.compaction import PREFACE, TASK
 
 TRIGGER = {"type": "compaction_trigger"}
@@ -318,3 +321,17 @@ async def test_where_the_server_runs_tools_it_is_refused() -> None:
             context_management=[{"type": "compaction"}],
         )
     assert error["param"] in ("context_management", "trioserve_run_tools")
+
+
+async def test_a_deadline_ends_the_summary() -> None:
+    backend = answering(lambda prompt: "x" * 100_000, n_ctx=400_000, n_ctx_seq=200_000)
+    backend.on_decode = lambda _backend: time.sleep(0.001)
+    async with client_and_service(backend) as (client, service):
+        body = {"input": [said("user", "Hi"), TRIGGER], "timeout": 0.2}
+        answer = await client.post("/v1/responses", json=body)
+        assert answer.status_code == 504
+
+        async def is_idle() -> bool:
+            return await slots_in_use(service) == 0
+
+        await until(is_idle)
