@@ -1,4 +1,4 @@
-"""An MCP server with one tool, written with the official SDK: ``pip install "trioserve[mcp]"``.
+"""An MCP server with one tool, written with the official SDK: ``pip install ".[mcp]"``.
 
 A server is started with it as one of its MCP servers, and its tool is then ``weather_get_weather``:
 

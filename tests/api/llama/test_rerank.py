@@ -39,7 +39,7 @@ def opened(model: Path, **config: Any) -> AbstractAsyncContextManager[httpx.Asyn
 ROUTES = ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
 
 
-async def test_the_form_of_jina_and_cohere(client: httpx.AsyncClient) -> None:
+async def test_the_form_of_jina_and_cohere(client: httpx.AsyncClient, model: Path) -> None:
     body = {"model": "m", "query": "cat", "documents": DOCUMENTS}
     for path in ROUTES:
         answer = await client.post(path, json=body)
@@ -47,7 +47,7 @@ async def test_the_form_of_jina_and_cohere(client: httpx.AsyncClient) -> None:
         written = answer.json()
         results = written.pop("results")
         usage = {"prompt_tokens": 20, "total_tokens": 20}
-        assert written == {"model": "m", "object": "list", "usage": usage}
+        assert written == {"model": model.name, "object": "list", "usage": usage}
         assert sorted(result["index"] for result in results) == [0, 1, 2]
         assert all(set(result) == {"index", "relevance_score"} for result in results)
         scores = [result["relevance_score"] for result in results]
