@@ -11,6 +11,7 @@ from tests.support.clients import client_and_service, client_of, events_in, use_
 from tests.support.scripts import HI, answering
 from tests.support.served_tools import client_of_tools
 from tests.support.tool_calls import FakeTool, calls, saying
+from tests.support.waiting import until
 from trioserve.errors import StoreError
 from trioserve.store import Store
 
@@ -113,3 +114,14 @@ async def test_what_cannot_be_stored_is_an_error(monkeypatch: pytest.MonkeyPatch
         assert last["error"]["code"] == "store_failed" and "[DONE]" not in stream
         # What is not to be stored is answered.
         assert (await client.post(PATH, json=asked | {"store": False})).status_code == 200
+
+
+async def test_candidates_that_are_kept_count_as_memory() -> None:
+    backend = answering("x" * 2000, n_ctx=2**13, n_ctx_seq=2**13)
+    async with client_and_service(backend, max_request_memory=2**20) as (client, service):
+        asked = {"messages": HI, "store": True, "stream": True, "logprobs": True}
+        stream = (await client.post(PATH, json=asked | {"top_logprobs": 20})).text
+        *_, last = events_in(stream, done=False)
+        assert last["error"]["type"] in ("invalid_request_error", "unavailable_error"), last
+        assert (await client.get(PATH)).json()["data"] == []
+        await until(lambda: service.memory.n_held == 0)

@@ -30,6 +30,8 @@ from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded
 from trioserve.chat.deltas import MessageBuilder
 from trioserve.errors import InvalidRequestError, NotFoundError, TrioServeError
 from trioserve.fair_limiter import offload
+from trioserve.server.dispatch import size_of
+from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.runs.events import RunEnded, RunEvent, StepChunk, StepStarted
 from trioserve.server.stream import ChatChunk, ChatCompletion as ReadChat
 from trioserve.store import Part, Record, Records, Ref, check_sizes, new_id
@@ -105,9 +107,7 @@ class _Keeping:
         if reply.status != 200:
             return reply
         if isinstance(reply, Stream):
-            assert isinstance(reply.writer, ChatEvents)
-            reply.writer = kept = _Kept(reply.writer)
-            reply.at_end = partial(self._at_end, reply, kept)
+            reply.at_end = partial(self._at_end, reply, _Kept(reply, self.shelf.held))
             return reply
         assert isinstance(reply, Json)
         whole = await offload(reply.make, size := PER_NUMBER * reply.size, LONG)
@@ -119,8 +119,8 @@ class _Keeping:
         if not kept.is_complete:
             return data
         try:
-            whole = await offload(kept.whole, kept.n_chars, LONG)
-            await self._add(whole, kept.n_chars)
+            whole = await offload(kept.whole, kept.size, LONG)
+            await self._add(whole, kept.size)
         except TrioServeError as error:
             return data.removesuffix(sse.DONE) + reply.on_error(error)
         return data
@@ -133,25 +133,35 @@ class _Keeping:
         await self.shelf.store.add(id_, KIND, own, body, parts=parts, then=then)
 
 
-class _Kept(sse.EventWriter[Any]):
-    """Writes the chunks of a chat, and keeps what the whole answer is made of."""
+class _Kept:
+    """Keeps what a stream brings: the whole answer is made of it.
 
-    def __init__(self, writer: ChatEvents) -> None:
-        self._writer = writer
+    Args:
+        reply: the stream, whose events are kept from now on as they are taken.
+        held: the memory of the request, which candidates for tokens count in.
+    """
+
+    def __init__(self, reply: Stream[Any], held: MemoryReservation) -> None:
+        assert isinstance(reply.writer, ChatEvents)
+        self._events, self._held = reply.writer, held
         self._builders: dict[int, MessageBuilder] = {}
         self._chunks: dict[int, list[ChatChunk]] = {}
         self._finished: dict[int, Finished] = {}
         self._run: RunEnded | None = None
-        self.n_chars = 0
+        self.size = 0  # roughly, in characters
+        source = reply.source
 
-    def encode(self, index: int, event: sse.Event | RunEvent) -> bytes:
-        """Write an event, and keep it."""
-        self._keep(index, event)
-        data = self._writer.encode(index, event)
-        self.n_chars += len(data)
-        return data
+        async def take() -> tuple[int, Any]:
+            index, event = await source.next()
+            self._keep(index, event)
+            return index, event
+
+        for each in reply.first:
+            self._keep(*each)
+        reply.source = attrs.evolve(source, next=take)
 
     def _keep(self, index: int, event: sse.Event | RunEvent) -> None:
+        """Keep an event. Raises what `MemoryBudget.take` raises."""
         if isinstance(event, StepStarted):
             self._builders.clear()
             self._chunks.clear()
@@ -160,29 +170,26 @@ class _Kept(sse.EventWriter[Any]):
         elif isinstance(event, Finished):
             self._finished[index] = event
         chunk = event.chunk if isinstance(event, StepChunk) else event
-        if isinstance(chunk, ChatChunk):
-            builder = self._builders.setdefault(index, MessageBuilder())
-            for delta in chunk.deltas:
-                builder.add(delta)
-            if chunk.probs:
-                self._chunks.setdefault(index, []).append(chunk)
-
-    async def settle(self, event: sse.Event | RunEvent) -> None:
-        """As the writer does."""
-        await self._writer.settle(event)
-
-    def end(self) -> bytes:
-        """As the writer does."""
-        return self._writer.end()
+        if not isinstance(chunk, ChatChunk):
+            return
+        builder = self._builders.setdefault(index, MessageBuilder())
+        for delta in chunk.deltas:
+            builder.add(delta)
+            self.size += len(getattr(delta, "text", ""))
+        if chunk.probs:
+            n_bytes = 2 * size_of(chunk.probs)  # as a value, and as JSON
+            self._held.grow(n_bytes)
+            self.size += n_bytes
+            self._chunks.setdefault(index, []).append(chunk)
 
     @property
     def is_complete(self) -> bool:
         """Whether all choices have ended."""
-        return self._run is not None or len(self._finished) == self._writer.n
+        return self._run is not None or len(self._finished) == self._events.n
 
     def whole(self) -> ChatCompletion:
         """Make the answer of its parts, which takes a while if it is long."""
-        events, run = self._writer, self._run
+        events, run = self._events, self._run
         if run is not None:
             answer = run.answer
             last = attrs.evolve(answer.finished, timings=answer.timings)
