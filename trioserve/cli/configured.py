@@ -18,7 +18,7 @@ import attrs
 import msgspec
 
 from trioserve.cli.agents import KEY_VARIABLE, NO_KEY, PROVIDER, Endpoint
-from trioserve.cli.jsonc import Document, Step, as_path
+from trioserve.cli.jsonc import Document, Step, as_path, named
 from trioserve.config import readers
 from trioserve.config.keys import replace_file
 from trioserve.errors import ConfigError
@@ -276,8 +276,7 @@ class Settings:
             if document.n_there(path) < len(path):
                 continue
             if document.value(path) != change.after:
-                names = (step if isinstance(step, str) else step[1] for step in path)
-                kept.append(".".join(names) or str(self.path))
+                kept.append(named(path) or str(self.path))
             elif change.before is None:
                 document = document.remove(path, change.n_there)
             else:

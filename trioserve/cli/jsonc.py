@@ -179,7 +179,7 @@ class Document:
         parent, step = nodes[-1], path[len(nodes) - 1]
         is_object = not parent.is_list and self.text[parent.start] == "{"
         if not (is_object if isinstance(step, str) else parent.is_list):
-            raise ValueError(f"{_named(path)} cannot be set: there is something else on the way")
+            raise ValueError(f"{named(path)} cannot be set: there is something else on the way")
         return self._add(parent, step, value)
 
     def _add(self, parent: _Node, step: Step, value: Any) -> Document:
@@ -239,7 +239,8 @@ def _written(value: Any, indent: str) -> str:
     return json.dumps(value, indent=step, ensure_ascii=False).replace("\n", f"\n{indent}")
 
 
-def _named(path: Sequence[Step]) -> str:
+def named(path: Sequence[Step]) -> str:
+    """Write a path for people."""
     return ".".join(step if isinstance(step, str) else step[1] for step in path)
 
 

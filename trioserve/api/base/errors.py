@@ -58,9 +58,10 @@ def message_of(error: TrioServeError, request_id: str) -> str:
 
 def is_ours(error: BaseException) -> bool:
     """Whether the server caused the error, and not the client, a tool or a shutdown."""
+    if not isinstance(error, TrioServeError):
+        return True
     others = RequestEndedError | ToolError | ToolRuntimeError
-    is_known = isinstance(error, TrioServeError)
-    return not is_known or (error.status == 500 and not isinstance(error, others))
+    return error.status == 500 and not isinstance(error, others)
 
 
 def bodies_on(path: str) -> Callable[[Exception], dict[str, Any]]:
