@@ -52,6 +52,7 @@ _NEVER_SENT = {
     "one model answers to all names, but where they are described": "UnknownModelError",
     "there is no choice of models; tests/api/router has tests of it": (
         "AmbiguousModelError ModelNotLoadedError ModelFailedError ModelProcessError"
+        " UpstreamError UpstreamTimeoutError UpstreamUnavailableError"
     ),
     "nothing is downloaded while it serves; tests/api/router has tests of it": (
         "HubError HubUnavailableError HubNotFoundError UnknownQuantError GatedModelError"
@@ -608,9 +609,9 @@ async def a_server_that_a_page_cannot_reach() -> httpx.Response:
 # -- the tests
 
 
-#: Errors of these exist where they were imported, and are tested in tests/ray, tests/tools/mcp and
-#: tests/llama.
-ELSEWHERE = ("trioserve.ray.", "trioserve.tools.mcp.", "trioserve.llama.")
+#: Errors of these exist where they were imported, and are tested in tests/ray, tests/tools/mcp,
+#: tests/llama and tests/api/router.
+ELSEWHERE = ("trioserve.ray.", "trioserve.tools.mcp.", "trioserve.llama.", "trioserve.remote.")
 
 
 def kinds(kind: type[errors.TrioServeError]) -> Iterator[type[errors.TrioServeError]]:
