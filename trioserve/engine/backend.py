@@ -411,9 +411,8 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
     #: False for recurrent and hybrid models, and for sliding windows: these can only be cleared,
     #: or go back to a checkpoint.
     can_cut: bool
-    #: How many tokens back the layers with a sliding window see, if nothing else is in the way of a
-    #: cut; or 0. The window may still hold more than that: see `KVMemory.first`. With `can_cut`, it
-    #: holds all at first, but in a unified cache, other sequences may get its cells.
+    #: How many tokens back layers with a sliding window see, if they alone are in the way of a cut.
+    #: It may hold more: see `KVMemory.first`; and with `can_cut`, a unified cache may lose some.
     sliding_window: int
     #: Without `can_cut`, the most cells of a sequence that can still be cut anywhere, also after
     #: `KVMemory.restore`: a sliding window that is not full has forgotten nothing.
