@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import urljoin, urlsplit
@@ -224,6 +224,18 @@ class Dialer:
             ssl_context=self._certificates,
             network_backend=_Pinned(addresses),
         )
+
+
+async def read_bounded(
+    parts: AsyncIterator[bytes], most: int, too_long: Callable[[], Exception]
+) -> bytes:
+    """Read the body of an answer. Raises `too_long()`: it has more bytes than it may."""
+    body = bytearray()
+    async for part in parts:
+        body += part
+        if len(body) > most:
+            raise too_long()
+    return bytes(body)
 
 
 def url_of(target: Target) -> httpcore2.URL:

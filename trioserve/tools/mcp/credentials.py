@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,7 +21,7 @@ import trio
 
 from trioserve.errors import ToolServerError
 from trioserve.log import get_logger
-from trioserve.media.fetch import FAILURES
+from trioserve.media.fetch import FAILURES, read_bounded
 
 _log = get_logger("trioserve.tools")
 
@@ -101,26 +101,22 @@ class _Bounded(httpx2.AsyncBaseTransport):
             content=await request.aread(),
             extensions=request.extensions,
         )
-        body = bytearray()
         try:
             async with opened as response, aclosing(response.aiter_stream()) as parts:
-                await _take(parts, body)
+                body = await read_bounded(parts, _MAX_ANSWER, _too_long)
         except FAILURES as error:
             raise httpx2.ConnectError(str(error) or type(error).__name__) from error
         headers = httpx2.Headers(response.headers)
         if headers.get("content-encoding", "identity") != "identity":
             raise httpx2.ReadError("an answer is compressed, and need not be")
-        return httpx2.Response(response.status, headers=headers, content=bytes(body))
+        return httpx2.Response(response.status, headers=headers, content=body)
 
     async def aclose(self) -> None:
         await self._pool.aclose()
 
 
-async def _take(parts: AsyncIterator[bytes], body: bytearray) -> None:
-    async for part in parts:
-        body += part
-        if len(body) > _MAX_ANSWER:
-            raise httpx2.ReadError(f"an answer has more than {_MAX_ANSWER} bytes")
+def _too_long() -> httpx2.ReadError:
+    return httpx2.ReadError(f"an answer has more than {_MAX_ANSWER} bytes")
 
 
 def bounded_client(auth: httpx2.Auth | None = None) -> httpx2.AsyncClient:

@@ -26,7 +26,7 @@ from trioserve.config.checks import WEB_SEARCH_KEYS
 from trioserve.config.readers import file
 from trioserve.errors import ConfigError, WebToolError
 from trioserve.fair_limiter import FairLimiter, offload
-from trioserve.media.fetch import FAILURES
+from trioserve.media.fetch import FAILURES, read_bounded
 from trioserve.media.plain_text import plain
 from trioserve.tools.web.scope import MAX_RESULTS, Domain, WebScope
 
@@ -234,14 +234,12 @@ class SearchClient:
             headers=list(headers.items()),
             content=asked.body,
         )
-        body = bytearray()
         async with opened as response, aclosing(response.aiter_stream()) as parts:
             self._check(response.status)
-            async for part in parts:
-                body += part
-                if len(body) > _MAX_ANSWER:
-                    raise WebToolError(f"{self.engine.name} sends too much.")
-        return bytes(body)
+            return await read_bounded(parts, _MAX_ANSWER, self._too_much)
+
+    def _too_much(self) -> WebToolError:
+        return WebToolError(f"{self.engine.name} sends too much.")
 
     def _check(self, status: int) -> None:
         if status == 200:

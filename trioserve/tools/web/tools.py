@@ -107,15 +107,11 @@ class WebSearch(WebTool):
         untrusted=True,
     )
 
-    async def search(self, query: str) -> list[SearchResult]:
-        """Search. Raises as `SearchClient.search`."""
-        assert isinstance(self._works, SearchClient)
-        return await self._works.search(query, self.scope)
-
     async def _result(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         query = read_arguments(SearchArguments, arguments).query
         self.scope.uses.take()
-        found = await self.search(query)
+        assert isinstance(self._works, SearchClient)
+        found = await self._works.search(query, self.scope)
         context.count(sum(4 * len(each.title + each.url + each.content) for each in found))
         told = [attrs.asdict(each) for each in found]
         return ToolResult({"plain_text_response": _listed(found), "results": told})
@@ -147,11 +143,6 @@ class WebFetch(WebTool):
         untrusted=True,
     )
 
-    async def read(self, url: str, context: ToolCallContext) -> Page:
-        """Read a page. Raises as `PageReader.read`."""
-        assert isinstance(self._works, PageReader)
-        return await self._works.read(url, self.scope, context.count)
-
     async def _result(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         read = read_arguments(FetchArguments, arguments)
         if not context.has_seen(_essential(read.url)):
@@ -160,7 +151,8 @@ class WebFetch(WebTool):
                 reason="url_not_in_prior_context",
             )
         self.scope.uses.take()
-        page = await self.read(read.url, context)
+        assert isinstance(self._works, PageReader)
+        page = await self._works.read(read.url, self.scope, context.count)
         most = min(_MAX_CHARS, self.scope.max_chars or _MAX_CHARS)
         shown = _passages(page.text, read.find, most) if read.find else _part(page, read, most)
         context.count(4 * (len(shown) + sum(map(len, page.links))))
