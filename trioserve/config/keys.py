@@ -305,11 +305,12 @@ def _locked(path: str) -> Iterator[None]:
         raise _unwritable(path, error) from None
 
 
-def _give_to_owner(target: Path, new: str) -> None:
-    """Give a file the owner of the target, which may be the user of the server."""
+def _give_to_owner(target: Path, new: str, *, keep_mode: bool = False) -> None:
+    """Give a file the owner of the target, such as the user of the server, or also its mode."""
+    status = target.stat()
     if hasattr(os, "chown"):
-        status = target.stat()
         os.chown(new, status.st_uid, status.st_gid)
+    os.chmod(new, status.st_mode & 0o777 if keep_mode else 0o600)
 
 
 def _unwritable(path: str, error: OSError) -> ConfigError:
@@ -324,9 +325,7 @@ def replace_file(path: str, text: str, *, keep_mode: bool = False) -> None:
         descriptor, new = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         with open(descriptor, "w", encoding="utf-8") as file:
             if target.exists():
-                _give_to_owner(target, new)
-                if keep_mode:
-                    os.chmod(new, target.stat().st_mode & 0o777)
+                _give_to_owner(target, new, keep_mode=keep_mode)
             file.write(text)
             file.flush()
             os.fsync(descriptor)
