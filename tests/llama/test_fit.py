@@ -225,7 +225,7 @@ def test_what_is_impossible_is_refused_with_the_nearest_that_fits() -> None:
         fit(models, attrs.evolve(config, ctx_size=nearest + 256), room(12))
     with pytest.raises(ModelLoadError, match="take a file with a smaller quantization"):
         fit(models, config, room(4))
-    with pytest.raises(ModelLoadError, match=r"on GPU 0, where [\d,]+ MiB are free"):
+    with pytest.raises(ModelLoadError, match=r"on GPU 0, where 3.0 GiB are free"):
         fit(models, Config(n_gpu_layers=-2), room(64, (4,)))
 
 
@@ -244,7 +244,7 @@ def test_a_limit_of_what_is_written_to_leaves_room_for_a_mapped_file() -> None:
     found = fit(models, Config(), limited)
     assert not found.is_tight and 4096 < found.need.n_ctx < SHAPES["llama-8b"].n_ctx_train
     assert found.need.ram - found.need.mapped + found.left < 2 * GIB < found.need.mapped
-    with pytest.raises(ModelLoadError, match=r"where 2,048 MiB are free"):
+    with pytest.raises(ModelLoadError, match=r"where 2.0 GiB are free"):
         fit(attrs.evolve(models, is_mapped=False), Config(), limited)
 
 
@@ -270,7 +270,7 @@ def test_a_draft_model_and_other_files_count() -> None:
 def test_the_line_that_says_what_was_chosen() -> None:
     found = fit(Models(model=SHAPES["llama-8b"]), Config(), room(16, (4,)))
     line = summary(found)
-    assert f"a context of {found.need.n_ctx} tokens" in line and "MiB on GPU 0" in line
+    assert f"a context of {found.need.n_ctx} tokens" in line and "of 4.0 GiB on GPU 0" in line
     assert "--n-gpu-layers" in line and "to fit the memory" in line
     assert "nothing had to be made smaller" in summary(
         fit(Models(model=SHAPES["llama-1b"]), Config(), room(64))

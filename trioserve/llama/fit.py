@@ -42,6 +42,7 @@ from trioserve.llama.layout import (
 )
 from trioserve.llama.model import longest
 from trioserve.llama.shape import Layer, Shape
+from trioserve.units import bytes_text
 
 _MIB = 2**20
 
@@ -544,15 +545,16 @@ def _refusal(models: Models, config: Config, room: Room) -> ModelLoadError:
         nearest = max(nearest, longest)
     assert smallest is not None
     parts = (
-        f"{_mib(smallest.weights + smallest.mapped)} for the weights, {_mib(smallest.cache)} for a "
-        f"context of {smallest.n_ctx} tokens, {_mib(smallest.compute)} for computing and "
-        f"{_mib(smallest.process)} for the server"
+        f"{bytes_text(smallest.weights + smallest.mapped)} for the weights, "
+        f"{bytes_text(smallest.cache)} for a context of {smallest.n_ctx} tokens, "
+        f"{bytes_text(smallest.compute)} for computing and "
+        f"{bytes_text(smallest.process)} for the server"
     )
     wanted, free = _scarce(smallest, room)
-    places = [f"{_mib(wanted)} of RAM, where {_mib(free)} are free"]
+    places = [f"{bytes_text(wanted)} of RAM, where {bytes_text(free)} are free"]
     for i, (size, limit) in enumerate(zip(smallest.gpus, _limits(config, room), strict=True)):
         if size > limit:
-            places.append(f"{_mib(size)} on GPU {i}, where {_mib(limit)} are free")
+            places.append(f"{bytes_text(size)} on GPU {i}, where {bytes_text(limit)} are free")
     advice = "take a file with a smaller quantization"
     if nearest:
         advice = f"--ctx-size {nearest} would fit"
@@ -567,21 +569,16 @@ def _over(found: Need, config: Config, room: Room) -> int:
     return max(0, wanted - free) + sum(max(0, size - limit) for size, limit in pairs)
 
 
-def _mib(size: int) -> str:
-    return f"{size / _MIB:,.0f} MiB"
-
-
 def summary(found: Fit) -> str:
     """Describe a fit in one line."""
     use = found.need
     gpus = "".join(
-        f", {_mib(size)} of {_mib(free)} on GPU {i}"
+        f", {bytes_text(size)} of {bytes_text(free)} on GPU {i}"
         for i, (size, free) in enumerate(zip(use.gpus, found.room.gpus, strict=True))
         if size
     )
-    text = (
-        f"{_mib(use.ram)} of {_mib(found.room.ram)} free RAM{gpus}: a context of {use.n_ctx} tokens"
-    )
+    ram = f"{bytes_text(use.ram)} of {bytes_text(found.room.ram)} free RAM"
+    text = f"{ram}{gpus}: a context of {use.n_ctx} tokens"
     if not found.changes:
         return f"{text}, nothing had to be made smaller"
     return f"{text}, with {' '.join(found.changes)} to fit the memory"
