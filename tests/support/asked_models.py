@@ -6,6 +6,8 @@ shape with the right one.
 
 from __future__ import annotations
 
+import math
+import os
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -18,7 +20,7 @@ import numpy as np
 
 from tests.support import tiny_models
 from tests.support.architectures import VOCAB, Architecture, Shape, Value
-from tests.support.gguf_models import finish, write_byte_pairs
+from tests.support.gguf_models import write_byte_pairs
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama.model import LlamaModel
@@ -167,7 +169,15 @@ def _try(path: Path, name: str, known: Mapping[str, Value], shapes: Mapping[str,
     for key, value in known.items():
         tiny_models._add(writer, f"{name}.{key}", value)
     write_byte_pairs(writer, ())
-    finish(writer, {key: np.zeros(shape, np.float32) for key, shape in shapes.items()})
+    for key, shape in shapes.items():
+        writer.add_tensor_info(key, shape, np.dtype(np.float32), 4 * math.prod(shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    padding = writer.data_alignment
+    n_bytes = sum(4 * math.prod(shape) + padding for shape in shapes.values()) + padding
+    os.truncate(path, path.stat().st_size + n_bytes)  # a hole for the data
     try:
         LlamaModel.load(Config(model=str(path)), weights=False).close()
     except ModelLoadError as error:

@@ -312,8 +312,7 @@ class Drafts:
         n_rows: int,
         step_s: float,
     ) -> list[int]:
-        is_even = self._is_even
-        return share_rows(limits, chances, self.costs, n_streams, n_rows, step_s, is_even=is_even)
+        return share_rows(limits, chances, self.costs, n_streams, n_rows, step_s, self._is_even)
 
     def _ask(
         self, i: int, streams: list[_Stream], n_streams: int, n_rows: int

@@ -62,7 +62,6 @@ def share_rows(
     n_streams: int,
     n_rows: int,
     step_s: float = 0.0,
-    *,
     is_even: bool = False,
 ) -> list[int]:
     """Choose how many tokens of each draft to decode.
