@@ -87,7 +87,7 @@ async def stdio_streams(entry: StdioEntry) -> AsyncIterator[Streams]:
 def program_of(entry: StdioEntry) -> str:
     """The program of an entry. ``python`` is this one, whose packages have the SDK of MCP.
 
-    An entry that sets ``PATH`` or a virtual environment gets the Python that is there.
+    An entry that sets ``PATH`` or names a virtual environment gets the Python of that place.
     """
     is_python = entry.command in ("python", "python3") and sys.executable
     return entry.command if not is_python or _OF_PYTHON & entry.env.keys() else sys.executable
