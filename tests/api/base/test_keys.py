@@ -86,6 +86,7 @@ CLIENTS = {
 MANAGEMENT = {
     "POST /slots/<id_slot>", "POST /lora-adapters", "POST /v1/load_lora_adapter",
     "POST /v1/unload_lora_adapter", "POST /props", "POST /models", "DELETE /models",
+    "GET /models/hub", "POST /models/estimate",
     "POST /models/load", "POST /models/unload", "POST /api/pull", "DELETE /api/delete",
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType
 from trioserve.api.base import limits
 from trioserve.api.base.answers import Answer
 from trioserve.api.base.fields import (
+    ARGUMENTS,
     NAME,
     PART,
     MismatchError,
@@ -118,7 +119,7 @@ _KINDS: Mapping[str, type[Edit]] = {
 @json_type(
     {
         "type": "object",
-        "properties": {"edits": list_schema({"type": "object"}, limits.MAX_INCLUDED)},
+        "properties": {"edits": list_schema(ARGUMENTS, limits.MAX_INCLUDED)},
     }
 )
 def read_edits(value: Any) -> tuple[Edit, ...]:
