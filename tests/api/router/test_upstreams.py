@@ -42,6 +42,7 @@ def word(text: str) -> bytes:
     return event(choices=[{"index": 0, "delta": {"content": text}}])
 
 
+DEEP = b'{"usage": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 DONE = b"data: [DONE]\n\n"
 COUNTED = event(choices=[], usage=USAGE)
 
@@ -206,6 +207,24 @@ async def test_an_answer_that_is_left_counts_by_an_estimate() -> None:
         await until(lambda: server.n_closed == 1)
 
 
+@pytest.mark.parametrize("n", [-5, 10**40, 10**400, 1.5])
+async def test_an_impossible_usage_is_estimated(n: float) -> None:
+    counted = {"usage": {"prompt_tokens": n, "completion_tokens": n}}
+    async with beside(json_answer(counted), metrics_endpoint=True) as (router, _):
+        assert (await ask(router, {**CHAT, "model": "far"})).status_code == 200
+        await until(lambda: bool(router.service.usage.totals))
+        assert 0 < router.service.usage.totals["", "far"].input_tokens < 100
+        assert (await router.client.get("/metrics")).status_code == 200
+
+
+@pytest.mark.parametrize("text", [b"x" * 195, b'{"error": {"message": "' + b"x" * 1995])
+async def test_no_part_of_the_key_is_shown_where_a_message_is_cut(text: bytes) -> None:
+    answer = http_answer(text + SECRET.encode() + b'"}}', "400 Bad Request")
+    async with beside(answer) as (router, _):
+        refused = await ask(router, {**CHAT, "model": "far"})
+        assert refused.json()["error"]["message"].endswith("x***")
+
+
 async def test_the_rights_and_limits_of_a_key_hold(tmp_path: Path) -> None:
     text = "".join(
         f'[{name}]\nhash = "sha256:{digest_of(name).hex()}"\n{rest}\n'
@@ -257,6 +276,7 @@ async def test_what_it_refuses(
 BROKEN: Mapping[str, tuple[list[bytes | None], str]] = {
     "dies": ([HEAD, word("a")], "too early"),
     "garbage": ([HEAD, word("a"), b"data: {nonsense\n\n"], "no JSON"),
+    "deep": ([HEAD, word("a"), b"data: " + DEEP + b"\n\n"], "nested too deeply"),
     "says an error": ([HEAD, word("a"), event(error={"message": SECRET})], "says: ***"),
     "long event": ([HEAD, word("a"), b"data: " + b"x" * 2000], "too long"),
     "endless lines": ([HEAD, word("a"), b"data: 1\n" * 2000], "too long"),
@@ -268,7 +288,7 @@ BROKEN: Mapping[str, tuple[list[bytes | None], str]] = {
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 async def test_a_stream_that_breaks(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "_MAX_EVENT", 1000)
+    monkeypatch.setattr(exchange, "_MAX_EVENT", 2 * len(DEEP) if name == "deep" else 1000)
     pieces, said = BROKEN[name]
     fields = {"apis": ("chat", "messages"), "timeout": 0.2}
     async with beside(*pieces, fields=fields) as (router, _):
@@ -285,6 +305,7 @@ async def test_a_stream_that_breaks(name: str, path: str, monkeypatch: pytest.Mo
     [
         (http_answer(b"<html>", "200 OK", "Content-Type: application/json"), "answers no JSON"),
         (http_answer(b"{}", "200 OK", "Content-Encoding: gzip"), "compresses"),
+        (http_answer(DEEP), "nested too deeply"),
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{" + b" " * 5000, "too long"),
         (b"nonsense\r\n\r\n", "is lost"),
         (b"HTTP/1.1 200 OK\r\n", "is lost"),
@@ -293,7 +314,7 @@ async def test_a_stream_that_breaks(name: str, path: str, monkeypatch: pytest.Mo
 async def test_an_answer_that_is_none(
     answer: bytes, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "_MAX_ANSWER", 1000)
+    monkeypatch.setattr(exchange, "_MAX_ANSWER", len(DEEP) if DEEP in answer else 1000)
     async with beside(answer) as (router, _):
         refused = await ask(router, {**CHAT, "model": "far"})
         assert refused.status_code in (502, 503)
@@ -329,6 +350,29 @@ async def test_an_upstream_that_is_down_is_named_and_its_neighbours_answer() -> 
         await router.client.get("/models?reload=1")
         assert (await ask(router, {**CHAT, "model": "far"})).json()["model"] == "scripted"
         await until(lambda: service.n_lent.value == 0)
+
+
+async def test_an_upstream_that_cannot_be_looked_at_ends_nothing() -> None:
+    odd = upstream(f"http://{'x' * 64}.example/v1")
+    async with routed({"near": answering("Here")}, upstreams={"there": odd}) as router:
+        assert (await ask(router, {**CHAT, "model": "near"})).status_code == 200
+        assert (await ask(router, {**CHAT, "model": "far"})).status_code == 500
+
+
+async def test_a_changed_upstream_answers_while_it_is_looked_at() -> None:
+    async with beside(json_answer(WHOLE)) as (router, server), far(None, lists=True) as silent:
+        catalog = router.fleet.catalog
+        quiet = attrs.evolve(upstream(silent.url), name="quiet")
+        catalog.upstreams = {"there": upstream(server.url, prefix="new-"), "quiet": quiet}
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(router.service.upstreams.reload)
+            await until(lambda: silent.n_open == 1)
+            assert (await router.client.get("/v1/models")).status_code == 200
+            assert (await ask(router, {**CHAT, "model": "far"})).status_code == 200
+            nursery.cancel_scope.cancel()
+        await router.service.upstreams.reload()
+        assert {"near", "far", "new-far"} == catalog.entries.keys()
 
 
 async def test_what_it_lists_is_offered() -> None:

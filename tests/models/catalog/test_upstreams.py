@@ -60,6 +60,8 @@ url = http://localhost:8081/v1
         ("url = ftp://x", " url: 'ftp://x' is no address, such as https://example.org/v1"),
         ("url = https://x/v1?k=1", " url: 'https://x/v1?k=1' is no address"),
         ("url = https://[x/v1", " url: "),
+        (f"url = https://{'x' * 64}.example/v1", " url: "),
+        ("url = https://x/v\u0308", " url: "),
         ("url = https://me:pw@x/v1", " url: an address has no password"),
         ("models = a=", " models: 'a=' is no list of names"),
         ("apis = chat, speech", " apis: 'speech' is none of chat, completions"),
@@ -109,5 +111,7 @@ def test_models_are_offered_beside_those_that_are_here(tmp_path: Path) -> None:
     catalog.offer(offered)
     assert catalog.find("anything").upstream is upstream  # the default
     assert catalog.find("here").upstream is None
+    write(tmp_path, text + "[upstream.b]\nurl = http://y/v1\nkey-env = HOME\n")
     catalog.reload()
     assert catalog.exact("far").upstream is upstream
+    assert catalog.environment == {}

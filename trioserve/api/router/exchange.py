@@ -11,7 +11,7 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from time import monotonic, time
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import attrs
 import msgspec
@@ -23,7 +23,7 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import RUN_TOOLS
 from trioserve.api.base.reply import Data, KeepAlive, Pieces, Reply
 from trioserve.children.lines import LineTooLongError
-from trioserve.concurrency import Bell, Feed, deadline_scope
+from trioserve.concurrency import Bell, Feed, alone, deadline_scope
 from trioserve.config import Config
 from trioserve.errors import (
     DeadlineExceededError,
@@ -116,21 +116,25 @@ _Fields = dict[str, msgspec.Raw]
 # -- the tokens of an answer
 
 
+#: Tokens of a request. What an upstream counts beyond that is no number of tokens.
+_Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Tokens | None = None
 
 
 class _Usage(msgspec.Struct, kw_only=True):
     """The tokens of a request, in the words of all APIs."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens | None = None
     prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens: _Tokens | None = None
+    output_tokens: _Tokens | None = None
     input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: _Tokens | None = None
+    cache_creation_input_tokens: _Tokens | None = None
 
 
 @attrs.define(eq=False)
@@ -151,7 +155,7 @@ class Tally:
         """Read what an answer, or an event, has of it."""
         for holder in (fields, *(_object(fields.get(name)) for name in ("response", "message"))):
             with suppress(ValueError):
-                used = msgspec.json.decode(holder.get("usage", b"null"), type=_Usage | None)
+                used = _decode(holder.get("usage", b"null"), _Usage | None)
                 if used is not None:
                     self._take(used)
 
@@ -160,9 +164,9 @@ class Tally:
         details = used.prompt_tokens_details or used.input_tokens_details or _Details()
         written, read = used.cache_creation_input_tokens, used.cache_read_input_tokens
         n_prompt = (used.prompt_tokens or used.input_tokens or 0) + (written or 0) + (read or 0)
-        self.n_prompt = max(n_prompt, 0) or self.n_prompt
-        self.n_cached = max(details.cached_tokens or read or self.n_cached, 0)
-        self.n_output = max(used.completion_tokens or used.output_tokens or 0, 0)
+        self.n_prompt = n_prompt or self.n_prompt
+        self.n_cached = details.cached_tokens or read or self.n_cached
+        self.n_output = used.completion_tokens or used.output_tokens or 0
 
     def end(self, error: BaseException | None, seconds: float) -> RequestEnd:
         """Tell how the request ended."""
@@ -179,10 +183,18 @@ class Tally:
         )
 
 
+def _decode(data: bytes | bytearray | msgspec.Raw, form: Any) -> Any:
+    """Read JSON of a form. Raises ValueError, also if it is nested too deeply."""
+    try:
+        return msgspec.json.decode(data, type=form)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def _object(raw: bytes | None) -> _Fields:
     """Read an object; empty: it is something else."""
     with suppress(ValueError):
-        return msgspec.json.decode(raw or b"{}", type=_Fields)
+        return dict(_decode(raw or b"{}", _Fields))
     return {}
 
 
@@ -248,23 +260,25 @@ class UpstreamServer:
 
     async def look(self) -> None:
         """Read which models it has. If it does not answer, those that it had stay."""
+        await alone(self._look, self._not_seen)
+
+    async def _look(self) -> None:
         deadline = trio.current_time() + self.upstream.connect_timeout
-        try:
-            with deadline_scope(deadline, f"{self.client.name} is silent."):
-                found = await self.client.ask("/models", form=_Models, most=_MAX_LIST)
-            models = found.data[:_MAX_LISTED]
-            if not self.upstream.models:
-                self.listed = [(one.id, one.id) for one in models]
-            sizes = {one.id: one.context_length or one.max_model_len for one in models}
-            self.contexts = {name: size for name, size in sizes.items() if size}
-        except LostServerError as error:
+        with deadline_scope(deadline, f"{self.client.name} is silent."):
+            found = await self.client.ask("/models", form=_Models, most=_MAX_LIST)
+        models = found.data[:_MAX_LISTED]
+        if not self.upstream.models:
+            self.listed = [(one.id, one.id) for one in models]
+        sizes = {one.id: one.context_length or one.max_model_len for one in models}
+        self.contexts = {name: size for name, size in sizes.items() if size}
+        self.note("")
+
+    def _not_seen(self, error: TrioServeError) -> None:
+        if isinstance(error, LostServerError):
             self.note(f"{self.client.name} fails: {error.message}")
-        except TrioServeError as error:
-            # One whose models are named need not list them.
-            if not self.upstream.models or isinstance(error, DeadlineExceededError):
-                self.note(self.upstream.without_key(error.message))
-        else:
-            self.note("")
+        elif not self.upstream.models or isinstance(error, DeadlineExceededError):
+            self.note(self.upstream.without_key(error.message))
+        # One whose models are named need not list them.
 
 
 # -- the exchange
@@ -406,7 +420,7 @@ class Exchange:
             whole += part
             if len(whole) > _MAX_ANSWER:
                 raise self._failure("sends an answer that is too long")
-        read = partial(msgspec.json.decode, whole, type=_Fields)
+        read = partial(_decode, whole, _Fields)
         try:
             self._tally.read(await offload(read, len(whole), SHORT_BODY))
         except ValueError as error:
@@ -449,7 +463,7 @@ class Exchange:
             ready.append(written)
             return bool(data)
         try:
-            fields = msgspec.json.decode(data, type=_Fields)
+            fields: _Fields = _decode(data, _Fields)
         except ValueError as error:
             raise self._failure(f"sends an event that is no JSON: {error}") from error
         if bytes(fields.get("error", b"null")) != b"null":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -13,9 +13,9 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import Reply
 from trioserve.api.base.routes import Route
 from trioserve.api.router.exchange import ROUTES, Exchange, UpstreamServer, body_for, tokens_in
-from trioserve.concurrency import EnteredOnce, all_of, alongside, repeat
+from trioserve.concurrency import EnteredOnce, all_of, alone, alongside, repeat
 from trioserve.config import Config
-from trioserve.errors import NotSupportedError, UpstreamUnavailableError
+from trioserve.errors import NotSupportedError, TrioServeError, UpstreamUnavailableError
 from trioserve.fair_limiter import MAX_WAITING, FairLimiter
 from trioserve.log import get_logger
 from trioserve.models.catalog import Catalog, ModelEntry
@@ -48,6 +48,7 @@ class Upstreams(EnteredOnce):
         self._catalog, self._config, self._keys = catalog, config, keys
         self._observers = observers
         self._servers: dict[str, UpstreamServer] = {}
+        self._reloading = trio.Lock()
         self._nursery: trio.Nursery
 
     @asynccontextmanager
@@ -58,34 +59,50 @@ class Upstreams(EnteredOnce):
 
     async def reload(self) -> None:
         """Look again which upstreams and models there are."""
-        wanted = self._catalog.upstreams
-        for name, server in list(self._servers.items()):
-            if wanted.get(name) != server.upstream:
-                del self._servers[name]
-                server.retired.ring()
-        for one in wanted.values():
-            if one.name not in self._servers:
-                await self._nursery.start(self._attend, one)
-        with trio.move_on_after(_FIRST_LOOK):
-            await all_of([one.look for one in self._servers.values()])
-        self._offer()
+        async with self._reloading:
+            wanted = self._catalog.upstreams
+            for name in self._servers.keys() - wanted.keys():
+                self._servers.pop(name).retired.ring()
+            self._offer()
+            calls: list[Callable[[], Awaitable[None]]] = []
+            for name, one in wanted.items():
+                server = self._servers.get(name)
+                if server is not None and server.upstream == one:
+                    calls.append(partial(_glance, server))
+                else:
+                    calls.append(partial(self._begin, one))
+            await all_of(calls)
+            self._offer()
 
-    async def _attend(self, upstream: Upstream, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _begin(self, upstream: Upstream) -> None:
+        """Have an upstream from now on, in place of one that was configured otherwise."""
+        begun = trio.Event()
+        attend = partial(self._attend, upstream, begun)
+        self._nursery.start_soon(alone, attend, partial(_note_failure, upstream))
+        await begun.wait()
+
+    async def _attend(self, upstream: Upstream, begun: trio.Event) -> None:
         """Have an upstream, until it is retired and its requests have ended."""
         timeouts = {"connect": upstream.connect_timeout, "read": upstream.timeout}
         places = FairLimiter(
             upstream.max_requests, max_waiting=self._config.max_queue or MAX_WAITING
         )
-        async with connected_to(
-            upstream.url, headers=upstream.headers, timeouts=timeouts, hint=""
-        ) as client:
-            client.name = f"The upstream {upstream.name!r}"
-            server = UpstreamServer(upstream, client, places, upstream.models)
-            self._servers[upstream.name] = server
-            task_status.started()
-            async with alongside(partial(repeat, partial(self._watch, server))):
-                await server.retired.wait()
-            await places.until_idle()
+        try:
+            async with connected_to(
+                upstream.url, headers=upstream.headers, timeouts=timeouts, hint=""
+            ) as client:
+                client.name = f"The upstream {upstream.name!r}"
+                server = UpstreamServer(upstream, client, places, upstream.models)
+                await _glance(server)
+                if (old := self._servers.get(upstream.name)) is not None:
+                    old.retired.ring()
+                self._servers[upstream.name] = server
+                begun.set()
+                async with alongside(partial(repeat, partial(self._watch, server))):
+                    await server.retired.wait()
+                await places.until_idle()
+        finally:
+            begun.set()
 
     async def _watch(self, server: UpstreamServer) -> None:
         await trio.sleep(_LOOK_AGAIN)
@@ -94,7 +111,8 @@ class Upstreams(EnteredOnce):
 
     def _offer(self) -> None:
         """Tell the catalog of all models. Of several with a name, the first one counts."""
-        found = [entry for server in self._servers.values() for entry in server.entries()]
+        servers = [self._servers[name] for name in self._catalog.upstreams if name in self._servers]
+        found = [entry for server in servers for entry in server.entries()]
         here = [one for one in self._catalog.entries.values() if one.upstream is None]
         known = {name for one in here for name in (one.name, *one.aliases)}
         self._catalog.offer({one.name: one for one in reversed(found) if one.name not in known})
@@ -167,6 +185,16 @@ class Upstreams(EnteredOnce):
         )
         await caller.open(alongside(partial(exchange.run, self._observers)))
         return await anext(exchange.replies)
+
+
+async def _glance(server: UpstreamServer) -> None:
+    """Look at an upstream, if it answers soon."""
+    with trio.move_on_after(_FIRST_LOOK):
+        await server.look()
+
+
+def _note_failure(upstream: Upstream, error: TrioServeError) -> None:
+    _log.error("an upstream cannot be used", upstream=upstream.name, problem=error.message)
 
 
 def not_there(entry: ModelEntry, path: str) -> NotSupportedError:

@@ -264,8 +264,6 @@ class Catalog:
         #: Flags that were set for models since the start, by the models' names.
         self._set: dict[str, tuple[str, ...]] = {}
         self._entries = self._read()
-        for one in self.upstreams.values():
-            self.environment.pop(one.key_env, None)
         if (
             default is not None
             and not self.upstreams
@@ -337,9 +335,10 @@ class Catalog:
             known |= {one.name: one for one in models_in(Path(self._config.models_dir))}
         everywhere = Preset()
         sections: Mapping[str, Preset] = {}
+        upstreams: Mapping[str, Upstream] = {}
         if self._config.models_preset is not None:
             everywhere, sections = read_presets(path := Path(self._config.models_preset))
-            self.upstreams = read_upstreams(path, self._environ)
+            upstreams = read_upstreams(path, self._environ)
         builder = _Builder(self._shared, everywhere)
         entries = [
             builder.entry(name, known.get(name), sections.get(name))
@@ -347,7 +346,10 @@ class Catalog:
         ]
         entries.sort(key=lambda one: (one.source is Source.BUNDLED, one.name.casefold()))
         _check_names(entries)
-        is_alone = len(entries) == 1 and not self.upstreams
+        self.upstreams = upstreams
+        for each in upstreams.values():
+            self.environment.pop(each.key_env, None)
+        is_alone = len(entries) == 1 and not upstreams
         if is_alone and entries[0].source is Source.BUNDLED:  # there is nothing else
             entries = [attrs.evolve(entries[0], load_on_startup=True)]
         return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -24,8 +25,11 @@ SECTION = "upstream."
 Api: TypeAlias = Literal["chat", "completions", "embeddings", "rerank", "responses", "messages"]
 APIS: Sequence[Api] = ("chat", "completions", "embeddings", "rerank", "responses", "messages")
 
-#: What an API key may have, which is sent as a header.
-_KEY = re.compile(r"[!-~]+", re.ASCII)
+#: What an API key may have, which is sent as a header, and an address.
+_VISIBLE = re.compile(r"[!-~]+", re.ASCII)
+
+#: Characters of an API key that tell nobody which one it is.
+_SHOWN = 3
 
 
 @attrs.frozen(kw_only=True)
@@ -67,8 +71,13 @@ class Upstream:
         return [(self.key_header.encode(), f"{scheme}{self.key}".encode())]
 
     def without_key(self, text: str) -> str:
-        """A text of the upstream, which may repeat the key."""
-        return text.replace(self.key, "***") if self.key else text
+        """A text of the upstream, which may repeat the key, or end within it."""
+        key = self.key
+        if not key:
+            return text
+        text = text.replace(key, "***")
+        n_cut = next((n for n in range(len(key), _SHOWN, -1) if text.endswith(key[:n])), 0)
+        return f"{text[:-n_cut]}***" if n_cut else text
 
 
 def read_upstream(
@@ -107,7 +116,7 @@ def read_upstream(
 
 def _key(text: str, source: str) -> str:
     """Check a key, whose value no error shows."""
-    if _KEY.fullmatch(key := text.strip()) is None:
+    if _VISIBLE.fullmatch(key := text.strip()) is None:
         raise ConfigError(f"{source} is not set, or is no API key")
     return key
 
@@ -117,9 +126,17 @@ def _url(text: str) -> str:
     if "@" in parts.netloc:
         raise ValueError("an address has no password; name a variable with key-env")
     is_known = parts.scheme in ("http", "https") and parse_authority(parts.netloc) is not None
+    is_known = is_known and _VISIBLE.fullmatch(url) is not None and _is_host(parts.hostname or "")
     if not is_known or parts.query or parts.fragment:
         raise ValueError(f"{text!r} is no address, such as https://example.org/v1")
     return url
+
+
+def _is_host(name: str) -> bool:
+    """Whether the system can look for a host of this name."""
+    with suppress(UnicodeError):
+        return bool(name.encode("idna"))
+    return False
 
 
 def _models(text: str) -> tuple[tuple[str, str], ...]:
