@@ -62,11 +62,7 @@ class Sample:
 
 
 async def measure(server: Server, test: Workload, seed: str) -> Sample:
-    """Run a test once. The seed must be new.
-
-    Raises:
-        TrioServeError: a request has failed.
-    """
+    """Run a test once. The seed must be new. Raises TrioServeError: a request has failed."""
     held = [server.prompt(test.depth, f"{seed} {client} depth") for client in range(test.clients)]
     if test.depth:
         await all_of([partial(server.complete, prompt, 1) for prompt in held])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import attrs
@@ -50,14 +51,40 @@ class Endpoint:
         """The number of tokens to set aside for an answer."""
         return min(_MAX_ANSWER, self.context // 4)
 
+    @property
+    def v1(self) -> str:
+        """The URL as clients of OpenAI have it."""
+        return f"{self.url}/v1"
 
-@attrs.frozen(kw_only=True)
+    @property
+    def inputs(self) -> list[str]:
+        """The kinds of input that the model takes."""
+        return ["text", "image"] if self.sees_images else ["text"]
+
+    def described(self, **more: object) -> dict[str, object]:
+        """The model, in the form that several agents have."""
+        return {
+            "id": self.model,
+            "name": self.model,
+            "input": self.inputs,
+            "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+            "contextWindow": self.context,
+            "maxTokens": self.max_answer,
+            **more,
+        }
+
+
+def _texts(files: Mapping[str, object]) -> Mapping[str, str]:
+    return {name: it if isinstance(it, str) else json.dumps(it) for name, it in files.items()}
+
+
+@attrs.frozen
 class Settings:
-    """How an agent is started. `files` are written into the folder of the run."""
+    """How an agent is started. `files` are written into the folder of the run; others are JSON."""
 
+    environ: Mapping[str, str]
     arguments: Sequence[str] = ()
-    environ: Mapping[str, str] = attrs.field(factory=dict)
-    files: Mapping[str, str] = attrs.field(factory=dict)
+    files: Mapping[str, str] = attrs.field(factory=dict, converter=_texts)
 
 
 @attrs.frozen
@@ -87,7 +114,7 @@ class Agent:
 _OF_ANY_MODEL = ("shell_type", "truncation_policy", "experimental_supported_tools")
 
 
-def _catalogue(endpoint: Endpoint) -> str:
+def _catalogue(endpoint: Endpoint) -> dict[str, object]:
     """Codex's catalogue with the model, which has the instructions of the plainest one in it.
 
     Empty: there is none in what Codex tells.
@@ -99,7 +126,7 @@ def _catalogue(endpoint: Endpoint) -> str:
         instructions = plainest.get("base_instructions") or texts["instructions_template"]
         kept = {name: plainest[name] for name in _OF_ANY_MODEL}
     except (KeyError, TypeError, ValueError):
-        return ""
+        return {}
     model = {
         **kept,
         "slug": endpoint.model,
@@ -113,9 +140,9 @@ def _catalogue(endpoint: Endpoint) -> str:
         "support_verbosity": False,
         "supports_parallel_tool_calls": True,
         "context_window": endpoint.context,
-        "input_modalities": ["text", "image"] if endpoint.sees_images else ["text"],
+        "input_modalities": endpoint.inputs,
     }
-    return json.dumps({"models": [model]})
+    return {"models": [model]}
 
 
 def _codex(endpoint: Endpoint, folder: Path) -> Settings:
@@ -123,7 +150,7 @@ def _codex(endpoint: Endpoint, folder: Path) -> Settings:
     overrides: dict[str, str | int | bool] = {
         "model_provider": PROVIDER,
         f"{provider}.name": PROVIDER,
-        f"{provider}.base_url": f"{endpoint.url}/v1",
+        f"{provider}.base_url": endpoint.v1,
         f"{provider}.wire_api": "responses",
         f"{provider}.env_key": KEY_VARIABLE,
         f"{provider}.stream_idle_timeout_ms": _PATIENCE,
@@ -138,12 +165,8 @@ def _codex(endpoint: Endpoint, folder: Path) -> Settings:
         files["models.json"] = catalogue
         overrides["model_catalog_json"] = str(folder / "models.json")
     # A value is TOML, whose strings, numbers and booleans are those of JSON.
-    words = (("-c", f"{name}={json.dumps(value)}") for name, value in overrides.items())
-    return Settings(
-        arguments=[word for pair in words for word in pair],
-        environ={KEY_VARIABLE: endpoint.api_key},
-        files=files,
-    )
+    pairs = (("-c", f"{name}={json.dumps(value)}") for name, value in overrides.items())
+    return Settings({KEY_VARIABLE: endpoint.api_key}, [*chain(*pairs)], files)
 
 
 def _claude(endpoint: Endpoint, folder: Path) -> Settings:
@@ -165,28 +188,24 @@ def _claude(endpoint: Endpoint, folder: Path) -> Settings:
         "API_TIMEOUT_MS": str(_PATIENCE),
     }
     # Variables in the user's settings win over the environment, and those of this file over both.
-    return Settings(
-        arguments=["--settings", str(folder / "settings.json")],
-        environ=environ,
-        files={"settings.json": json.dumps({"env": environ})},
-    )
+    path = folder / "settings.json"
+    return Settings(environ, ["--settings", str(path)], {path.name: {"env": environ}})
 
 
 def _opencode(endpoint: Endpoint, _folder: Path) -> Settings:
     model = f"{PROVIDER}/{endpoint.model}"
-    kinds = ["text", "image"] if endpoint.sees_images else ["text"]
     described = {
         "name": endpoint.model,
         "limit": {"context": endpoint.context, "output": endpoint.max_answer},
         "tool_call": True,
         "attachment": endpoint.sees_images,
-        "modalities": {"input": kinds, "output": ["text"]},
+        "modalities": {"input": endpoint.inputs, "output": ["text"]},
     }
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": PROVIDER,
         "options": {
-            "baseURL": f"{endpoint.url}/v1",
+            "baseURL": endpoint.v1,
             "apiKey": f"{{env:{KEY_VARIABLE}}}",
             "timeout": _PATIENCE,
         },
@@ -200,7 +219,7 @@ def _opencode(endpoint: Endpoint, _folder: Path) -> Settings:
         "share": "disabled",
     }
     return Settings(
-        environ={
+        {
             KEY_VARIABLE: endpoint.api_key,
             "OPENCODE_CONFIG_CONTENT": json.dumps(config),
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
@@ -217,16 +236,15 @@ def _qwen(endpoint: Endpoint, folder: Path) -> Settings:
             "generationConfig": {"contextWindowSize": endpoint.context, "timeout": _PATIENCE}
         },
     }
-    return Settings(
-        arguments=["--auth-type", "openai", "--model", endpoint.model],
-        environ={
-            "OPENAI_BASE_URL": f"{endpoint.url}/v1",
-            "OPENAI_API_KEY": endpoint.api_key,
-            "OPENAI_MODEL": endpoint.model,
-            "QWEN_CODE_SYSTEM_DEFAULTS_PATH": str(folder / "defaults.json"),
-        },
-        files={"defaults.json": json.dumps(defaults)},
-    )
+    path = folder / "defaults.json"
+    environ = {
+        "OPENAI_BASE_URL": endpoint.v1,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "OPENAI_MODEL": endpoint.model,
+        "QWEN_CODE_SYSTEM_DEFAULTS_PATH": str(path),
+    }
+    words = ["--auth-type", "openai", "--model", endpoint.model]
+    return Settings(environ, words, {path.name: defaults})
 
 
 def _cline(endpoint: Endpoint, folder: Path) -> Settings:
@@ -235,78 +253,61 @@ def _cline(endpoint: Endpoint, folder: Path) -> Settings:
         "provider": provider,
         "apiKey": endpoint.api_key,
         "model": endpoint.model,
-        "baseUrl": f"{endpoint.url}/v1",
+        "baseUrl": endpoint.v1,
         "contextWindow": endpoint.context,
         "maxTokens": endpoint.max_answer,
         "timeout": _PATIENCE,
     }
     stored = {
+        "settings": settings,
+        "updatedAt": "1970-01-01T00:00:00.000Z",
+        "tokenSource": "manual",
+    }
+    path = folder / "providers.json"
+    all_ = {
         "version": 1,
         "lastUsedProvider": provider,
         "modes": {},
-        "providers": {
-            provider: {
-                "settings": settings,
-                "updatedAt": "1970-01-01T00:00:00.000Z",
-                "tokenSource": "manual",
-            }
-        },
+        "providers": {provider: stored},
     }
-    path = folder / "providers.json"
-    return Settings(
-        arguments=["--provider", provider, "--model", endpoint.model],
-        environ={"CLINE_PROVIDER_SETTINGS_PATH": str(path)},
-        files={path.name: json.dumps(stored)},
-    )
+    words = ["--provider", provider, "--model", endpoint.model]
+    return Settings({"CLINE_PROVIDER_SETTINGS_PATH": str(path)}, words, {path.name: all_})
 
 
 def _continue(endpoint: Endpoint, folder: Path) -> Settings:
-    kinds = ["tool_use", "image_input"] if endpoint.sees_images else ["tool_use"]
     model = {
         "name": endpoint.model,
         "provider": "openai",
         "model": endpoint.model,
-        "apiBase": f"{endpoint.url}/v1",
+        "apiBase": endpoint.v1,
         "apiKey": endpoint.api_key,
         "roles": ["chat", "edit", "apply"],
-        "capabilities": kinds,
+        "capabilities": ["tool_use", *["image_input"] * endpoint.sees_images],
         "defaultCompletionOptions": {
             "contextLength": endpoint.context,
             "maxTokens": endpoint.max_answer,
         },
     }
     config = {"name": PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
-    path = folder / "config.yaml"
-    return Settings(
-        arguments=["--config", str(path)],
-        environ={"CONTINUE_TELEMETRY_ENABLED": "0"},
-        files={path.name: json.dumps(config)},  # which is YAML, too
-    )
+    path = folder / "config.yaml"  # JSON is YAML, too
+    environ = {"CONTINUE_TELEMETRY_ENABLED": "0"}
+    return Settings(environ, ["--config", str(path)], {path.name: config})
 
 
 def _pi(endpoint: Endpoint, folder: Path) -> Settings:
-    model = {
-        "id": endpoint.model,
-        "name": endpoint.model,
-        "reasoning": True,
-        "input": ["text", "image"] if endpoint.sees_images else ["text"],
-        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
-        "contextWindow": endpoint.context,
-        "maxTokens": endpoint.max_answer,
-    }
     provider = {
         "name": PROVIDER,
-        "baseUrl": f"{endpoint.url}/v1",
+        "baseUrl": endpoint.v1,
         "apiKey": KEY_VARIABLE,
         "api": "openai-completions",
-        "models": [model],
+        "models": [endpoint.described(reasoning=True)],
     }
     call = f"pi.registerProvider({json.dumps(PROVIDER)}, {json.dumps(provider)});"
     path = folder / "trioserve.js"
     return Settings(
-        arguments=["-e", str(path), "--provider", PROVIDER, "--model", endpoint.model],
-        environ={KEY_VARIABLE: endpoint.api_key, "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
-        files={path.name: f"export default function (pi) {{ {call} }}\n"},
+        {KEY_VARIABLE: endpoint.api_key, "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
+        ["-e", str(path), "--provider", PROVIDER, "--model", endpoint.model],
+        {path.name: f"export default function (pi) {{ {call} }}\n"},
     )
 
 
@@ -323,44 +324,31 @@ def _aider(endpoint: Endpoint, folder: Path) -> Settings:
         "supports_vision": endpoint.sees_images,
     }
     path = folder / "metadata.json"
-    flags = ["--no-show-model-warnings", "--no-check-update", "--no-analytics"]
-    return Settings(
-        arguments=[
-            "--model",
-            model,
-            "--weak-model",
-            model,
-            "--editor-model",
-            model,
-            "--model-metadata-file",
-            str(path),
-            *flags,
-        ],
-        environ={
-            "AIDER_OPENAI_API_BASE": f"{endpoint.url}/v1",
-            "AIDER_OPENAI_API_KEY": endpoint.api_key,
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # read from the package, not from the network
-        },
-        files={path.name: json.dumps({model: metadata})},
-    )
+    environ = {
+        "AIDER_OPENAI_API_BASE": endpoint.v1,
+        "AIDER_OPENAI_API_KEY": endpoint.api_key,
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # read from the package, not from the network
+    }
+    models = chain(*((flag, model) for flag in ("--model", "--weak-model", "--editor-model")))
+    words = [*models, "--model-metadata-file", str(path)]
+    words += ["--no-show-model-warnings", "--no-check-update", "--no-analytics"]
+    return Settings(environ, words, {path.name: {model: metadata}})
 
 
 def _gptme(endpoint: Endpoint, _folder: Path) -> Settings:
-    return Settings(
-        arguments=["--model", f"local/{endpoint.model}", "--tool-format", "tool"],
-        environ={
-            "OPENAI_BASE_URL": f"{endpoint.url}/v1",
-            "OPENAI_API_KEY": endpoint.api_key,
-            "GPTME_CONTEXT_LENGTH": str(endpoint.context),
-            "GPTME_TIKTOKEN_TIMEOUT": "0",  # count by characters, and download no vocabulary
-        },
-    )
+    environ = {
+        "OPENAI_BASE_URL": endpoint.v1,
+        "OPENAI_API_KEY": endpoint.api_key,
+        "GPTME_CONTEXT_LENGTH": str(endpoint.context),
+        "GPTME_TIKTOKEN_TIMEOUT": "0",  # count by characters, and download no vocabulary
+    }
+    return Settings(environ, ["--model", f"local/{endpoint.model}", "--tool-format", "tool"])
 
 
 def _copilot(endpoint: Endpoint, _folder: Path) -> Settings:
     return Settings(
-        environ={
-            "COPILOT_PROVIDER_BASE_URL": f"{endpoint.url}/v1",
+        {
+            "COPILOT_PROVIDER_BASE_URL": endpoint.v1,
             "COPILOT_PROVIDER_TYPE": "openai",
             "COPILOT_PROVIDER_API_KEY": endpoint.api_key,
             "COPILOT_PROVIDER_WIRE_API": "completions",
@@ -379,7 +367,7 @@ def _droid(endpoint: Endpoint, folder: Path) -> Settings:
         "id": name,
         "model": endpoint.model,
         "displayName": endpoint.model,
-        "baseUrl": f"{endpoint.url}/v1",
+        "baseUrl": endpoint.v1,
         "apiKey": f"${{{KEY_VARIABLE}}}",
         "provider": "generic-chat-completion-api",
         "maxContextLimit": endpoint.context,
@@ -388,19 +376,17 @@ def _droid(endpoint: Endpoint, folder: Path) -> Settings:
     }
     path = folder / "settings.json"
     settings = {"customModels": [model], "sessionDefaultSettings": {"model": name}}
-    return Settings(
-        environ={
-            KEY_VARIABLE: endpoint.api_key,
-            "FACTORY_RUNTIME_SETTINGS_PATH": str(path),
-            "FACTORY_AIRGAP_ENABLED": "true",  # no telemetry, and no search for updates
-        },
-        files={path.name: json.dumps(settings)},
-    )
+    environ = {
+        KEY_VARIABLE: endpoint.api_key,
+        "FACTORY_RUNTIME_SETTINGS_PATH": str(path),
+        "FACTORY_AIRGAP_ENABLED": "true",  # no telemetry, and no search for updates
+    }
+    return Settings(environ, files={path.name: settings})
 
 
 def _goose(endpoint: Endpoint, _folder: Path) -> Settings:
     return Settings(
-        environ={
+        {
             "GOOSE_PROVIDER": "openai",
             "GOOSE_MODEL": endpoint.model,
             "GOOSE_CONTEXT_LIMIT": str(endpoint.context),
@@ -414,10 +400,8 @@ def _goose(endpoint: Endpoint, _folder: Path) -> Settings:
 
 
 def _hermes(endpoint: Endpoint, _folder: Path) -> Settings:
-    return Settings(
-        arguments=["--provider", "custom", "--model", endpoint.model],
-        environ={"CUSTOM_BASE_URL": f"{endpoint.url}/v1", "OPENAI_API_KEY": endpoint.api_key},
-    )
+    environ = {"CUSTOM_BASE_URL": endpoint.v1, "OPENAI_API_KEY": endpoint.api_key}
+    return Settings(environ, ["--provider", "custom", "--model", endpoint.model])
 
 
 #: The agents, by the word that names each on the command line.

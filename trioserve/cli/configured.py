@@ -50,7 +50,7 @@ def _vscode(endpoint: Endpoint) -> Edits:
     model = {
         "id": endpoint.model,
         "name": endpoint.model,
-        "url": f"{endpoint.url}/v1/chat/completions",
+        "url": f"{endpoint.v1}/chat/completions",
         "toolCalling": True,
         "vision": endpoint.sees_images,
         "maxInputTokens": endpoint.context - endpoint.max_answer,
@@ -79,25 +79,16 @@ def _zed(endpoint: Endpoint) -> Edits:
             "prompt_cache_key": False,
         },
     }
-    provider = {"api_url": f"{endpoint.url}/v1", "available_models": [model]}
+    provider = {"api_url": endpoint.v1, "available_models": [model]}
     return {("language_models", "openai_compatible", PROVIDER): provider}
 
 
 def _openclaw(endpoint: Endpoint) -> Edits:
-    model = {
-        "id": endpoint.model,
-        "name": endpoint.model,
-        "reasoning": False,
-        "input": ["text", "image"] if endpoint.sees_images else ["text"],
-        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
-        "contextWindow": endpoint.context,
-        "maxTokens": endpoint.max_answer,
-    }
     provider = {
-        "baseUrl": f"{endpoint.url}/v1",
+        "baseUrl": endpoint.v1,
         "apiKey": endpoint.api_key,
         "api": "openai-completions",
-        "models": [model],
+        "models": [endpoint.described(reasoning=False)],
     }
     return {
         ("models", "providers", PROVIDER): provider,
@@ -106,15 +97,14 @@ def _openclaw(endpoint: Endpoint) -> Edits:
 
 
 def _junie(endpoint: Endpoint) -> Edits:
-    return {
-        (): {
-            "id": endpoint.model,
-            "baseUrl": f"{endpoint.url}/v1/chat/completions",
-            "apiType": "OpenAICompletion",
-            "apiKey": endpoint.api_key,
-            "maxContextLength": endpoint.context,
-        }
+    model = {
+        "id": endpoint.model,
+        "baseUrl": f"{endpoint.v1}/chat/completions",
+        "apiType": "OpenAICompletion",
+        "apiKey": endpoint.api_key,
+        "maxContextLength": endpoint.context,
     }
+    return {(): model}
 
 
 #: The programs, by the word that names each on the command line.

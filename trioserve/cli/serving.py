@@ -166,11 +166,7 @@ def _check_files(config: Config) -> None:
 
 
 def check_reach(config: Config, listening: Sequence[socket.socket]) -> None:
-    """Check that the server does not expose its tools to strangers.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Check that the server does not expose its tools to strangers. Raises ConfigError: it does."""
     if config.has_api_keys or not (config.has_tools or config.has_mcp_proxy):
         return
     for each in listening:

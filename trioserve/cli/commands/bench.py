@@ -33,12 +33,7 @@ class Measured:
 
 
 def run(given: Arguments) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        ConfigError: a flag or a variable is invalid, or there is nothing to measure.
-        TrioServeError: a server cannot be started or reached, or a request fails.
-    """
+    """Run the command; see `trioserve.cli.commands`."""
     config = given.parsed().config
     lengths = ("n_prompt", "n_gen", "n_depth", "clients")
     tests = speed.workloads_of(*(given[name] for name in lengths))

@@ -19,11 +19,7 @@ from trioserve.units import bytes_text
 
 
 def pull(given: Arguments) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        TrioServeError: a model cannot be downloaded.
-    """
+    """Run the command; see `trioserve.cli.commands`."""
     ways = [["--hf-repo", name] for name in given.words] or [[]]
     configs = [parse([*given.flags, *way], given.environ).config for way in ways]
     hush(configs[0], "warning")
@@ -110,11 +106,7 @@ def list_models(given: Arguments) -> int:
 
 
 def rm(given: Arguments) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        TrioServeError: a model does not exist, or cannot be deleted.
-    """
+    """Run the command; see `trioserve.cli.commands`."""
     from trioserve.models.hub import HubReference, remove
 
     for name in given.words:

@@ -15,8 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from enum import Enum
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from logging.handlers import BufferingHandler
 from pathlib import Path
@@ -82,40 +81,37 @@ _SLOW_DISK = 100e6
 _PIDS = (Path("/sys/fs/cgroup/pids.max"), Path("/sys/fs/cgroup/pids/pids.max"))
 
 
-class Level(Enum):
-    """The severity: works, could be better, does not work."""
-
-    OK = "ok"
-    WARNING = "warning"
-    PROBLEM = "problem"
-
-
-_COLORS = {Level.OK: GREEN, Level.WARNING: YELLOW, Level.PROBLEM: RED}
+#: Severities: works, could be better, does not work.
+_COLORS = {"ok": GREEN, "warning": YELLOW, "problem": RED}
 
 
 @attrs.frozen
 class Finding:
     """The result of a check: a thing, a sentence about it, and a remedy."""
 
-    level: Level
+    level: str
     about: str
     text: str
     advice: str = ""
 
     def print(self) -> None:
         """Print it in one line, and the remedy in another."""
-        level = styled(self.level.value.ljust(9), _COLORS[self.level])
+        level = styled(self.level.ljust(9), _COLORS[self.level])
         print(f"{level}{self.about.ljust(14)}{self.text}")
         if self.advice:
             print(f"{'':9}{'':14}-> {self.advice}")
 
 
-def run(given: Arguments) -> int:
-    """Run the command; see `trioserve.cli.commands`.
+_ok, _warning, _problem = (partial(Finding, level) for level in _COLORS)
 
-    Raises:
-        ConfigError: a flag or a variable is invalid.
-    """
+
+def _judged(about: str, text: str, advice: str) -> Finding:
+    """A warning with advice, or all is well."""
+    return (_warning if advice else _ok)(about, text, advice)
+
+
+def run(given: Arguments) -> int:
+    """Run the command; see `trioserve.cli.commands`."""
     argv, environ = with_files(given.flags, given.environ), given.environ
     config = parse(argv, environ).config
     hush(config)
@@ -126,9 +122,8 @@ def run(given: Arguments) -> int:
             if not given["json"]:
                 one.print()
     if given["json"]:
-        rows = [{**attrs.asdict(one), "level": one.level.value} for one in findings]
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
-    return 1 if any(one.level is Level.PROBLEM for one in findings) else 0
+        print(json.dumps([attrs.asdict(one) for one in findings], indent=2, ensure_ascii=False))
+    return int(any(one.level == "problem" for one in findings))
 
 
 _Check = Callable[[Config, Sequence[str], Mapping[str, str]], Iterator[Finding]]
@@ -136,29 +131,26 @@ _Check = Callable[[Config, Sequence[str], Mapping[str, str]], Iterator[Finding]]
 
 def _versions(*_others: object) -> Iterator[Finding]:
     python = f"Python {platform.python_version()} on {platform.machine()} {platform.system()}"
-    yield Finding(Level.OK, "trioserve", f"{__version__}, {python}")
+    yield _ok("trioserve", f"{__version__}, {python}")
     from trioserve.llama.library import check_library
 
     try:
         check_library()
     except TrioServeError as error:
-        yield Finding(Level.PROBLEM, "llama.cpp", error.message, "pip install -U llama-cpp-python")
+        yield _problem("llama.cpp", error.message, "pip install -U llama-cpp-python")
         return
     from trioserve.llama import devices
 
     installed = version("llama-cpp-python")
-    yield Finding(Level.OK, "llama.cpp", f"llama-cpp-python {installed}: {devices.versions()}")
+    yield _ok("llama.cpp", f"llama-cpp-python {installed}: {devices.versions()}")
 
 
 def _extras(*_others: object) -> Iterator[Finding]:
     missing = [name for name in EXTRAS if name not in _LARGE_EXTRAS and not has_extra(name)]
-    if missing:
-        names = ",".join(missing)
-        yield Finding(
-            Level.OK, "extras", f"not installed: {names}", f"pip install 'trioserve[{names}]'"
-        )
+    if names := ",".join(missing):
+        yield _ok("extras", f"not installed: {names}", f"pip install 'trioserve[{names}]'")
     else:
-        yield Finding(Level.OK, "extras", "all are installed")
+        yield _ok("extras", "all are installed")
 
 
 def _devices(*_others: object) -> Iterator[Finding]:
@@ -171,18 +163,18 @@ def _devices(*_others: object) -> Iterator[Finding]:
     for one in found:
         free, total = devices.memory_of(one)
         memory = "" if one.is_cpu else f", {bytes_text(free)} of {bytes_text(total)} free"
-        yield Finding(Level.OK, "device", f"{one.name}: {one.description}{memory}")
+        yield _ok("device", f"{one.name}: {one.description}{memory}")
     if all(one.is_cpu for one in found) and (gpu := _unused_gpu()) is not None:
         kind, index, setting = gpu
-        yield Finding(
-            Level.WARNING, "device",
+        yield _warning(
+            "device",
             f"there is {kind} GPU here, but llama.cpp is not built for it",
             f"pip install --force-reinstall --no-deps --prefer-binary --extra-index-url "
             f"{_WHEELS}/{index} llama-cpp-python"
             if index and _HAVE_WHEELS
             else f'CMAKE_ARGS="-D{setting}=on" pip install --force-reinstall --no-deps '
             "--no-cache-dir --no-binary llama-cpp-python llama-cpp-python",
-        )  # fmt: skip
+        )
 
 
 def _unused_gpu() -> tuple[str, str, str] | None:
@@ -219,42 +211,35 @@ def _cores(config: Config, *_others: object) -> Iterator[Finding]:
     cores, quota = machine.physical_cores(), machine.cpu_quota()
     granted = "" if quota is None else f", and the container's limit is {quota:g} CPUs"
     text = f"{cores} physical cores may be used{granted}"
+    advice = ""
     if quota is not None and quota < 1:
-        yield Finding(
-            Level.WARNING, "cores", text, "grant at least 1 CPU, or each token waits for its turn"
-        )
+        advice = "grant at least 1 CPU, or each token waits for its turn"
     elif config.threads > (most := len(machine.allowed_cpus())):
-        yield Finding(
-            Level.WARNING, "cores", f"{text}; --threads {config.threads} is more than there are",
-            f"set --threads to {min(cores, most)} or less, or leave it out",
-        )  # fmt: skip
-    else:
-        yield Finding(Level.OK, "cores", text)
+        text += f"; --threads {config.threads} is more than there are"
+        advice = f"set --threads to {min(cores, most)} or less, or leave it out"
+    yield _judged("cores", text, advice)
 
 
 def _throttling(*_others: object) -> Iterator[Finding]:
     """What slows the cores down: the quota of a container, heat, and a mode that saves power."""
     if (share := _stopped_share()) is not None and share > _SOME:
-        yield Finding(
-            Level.WARNING, "cores",
-            f"the container's limit stops them in {share:.0%} of its periods",
-            "raise the limit of CPUs, or set --threads to it, rounded down",
-        )  # fmt: skip
+        yield _warning("cores", f"the container's limit stops them in {share:.0%} of its periods",
+                       "raise the limit of CPUs, or set --threads to it, rounded down")  # fmt: skip
     heat = _numbers("cpu*/thermal_throttle/core_throttle_total_time_ms")
     if heat and max(heat) > _SOME * time.clock_gettime(time.CLOCK_BOOTTIME) * 1000:
-        yield Finding(
-            Level.WARNING, "cores",
+        yield _warning(
+            "cores",
             f"heat has slowed them down for {duration_text(max(heat) / 1000)} since boot",
             "look at the cooling, or set a lower --threads",
-        )  # fmt: skip
+        )
     allowed = _numbers("cpu*/cpufreq/scaling_max_freq")
     possible = _numbers("cpu*/cpufreq/cpuinfo_max_freq")
     if allowed and possible and max(allowed) < _MOST * max(possible):
-        yield Finding(
-            Level.WARNING, "cores",
+        yield _warning(
+            "cores",
             f"they are limited to {max(allowed) / 1e6:.1f} of {max(possible) / 1e6:.1f} GHz",
             "end the mode that saves power, as with powerprofilesctl set performance",
-        )  # fmt: skip
+        )
 
 
 def _stopped_share() -> float | None:
@@ -283,36 +268,31 @@ def _model(config: Config, *_others: object) -> Iterator[Finding]:
     free, limit = machine.free_memory(), machine.memory_limit()
     limited = "" if limit is None else f"; the container's limit is {bytes_text(limit)}"
     known = "unknown" if free is None else f"{bytes_text(free)} are free"
-    if free is not None and free < _LITTLE_MEMORY:
-        yield Finding(
-            Level.WARNING, "memory", f"{known}{limited}",
-            "a model with a billion parameters needs a GiB; end other programs, or add swap",
-        )  # fmt: skip
-    else:
-        yield Finding(Level.OK, "memory", f"{known}{limited}")
+    is_little = free is not None and free < _LITTLE_MEMORY
+    more = "a model with a billion parameters needs a GiB; end other programs, or add swap"
+    yield _judged("memory", f"{known}{limited}", more if is_little else "")
     try:
         config = on_disk(config)
         need = measure(config)
     except TrioServeError as error:
-        yield Finding(Level.PROBLEM, "model", error.message)
+        yield _problem("model", error.message)
         return
     path = resolve(config.model)
     if not (config.serves_embeddings or config.chat_template or describe(path).template):
-        yield Finding(
-            Level.WARNING, "model", f"{path.name} has no chat template",
+        yield _warning(
+            "model",
+            f"{path.name} has no chat template",
             "for chats, take an instruction-tuned model, or set --chat-template",
-        )  # fmt: skip
+        )
     free = _free_for_model(free, config)
     text = f"{path.name} needs {bytes_text(need.total)} for {need.n_ctx} tokens of context"
     smaller = "set a smaller --ctx-size, or take a file with a smaller quantization"
     if free is None or need.total <= free:
-        yield Finding(Level.OK, "model", text)
+        yield _ok("model", text)
     elif need.cache + need.compute > free:
-        yield Finding(Level.PROBLEM, "model", f"{text}, which is more than there is", smaller)
+        yield _problem("model", f"{text}, which is more than there is", smaller)
     else:
-        yield Finding(
-            Level.WARNING, "model", f"{text}; the file will be read again and again", smaller
-        )
+        yield _warning("model", f"{text}; the file will be read again and again", smaller)
 
 
 def _free_for_model(in_ram: int | None, config: Config) -> int | None:
@@ -343,14 +323,14 @@ def _rpc(config: Config, *_others: object) -> Iterator[Finding]:
     try:
         library.check()
     except TrioServeError as error:
-        yield Finding(Level.PROBLEM, "rpc", error.message)
+        yield _problem("rpc", error.message)
     for one in _peers(config):
         if isinstance(one, ModelLoadError):
-            yield Finding(Level.PROBLEM, "rpc", one.message)
+            yield _problem("rpc", one.message)
             continue
         memory = " and ".join(f"{bytes_text(f)} of {bytes_text(t)} free" for f, t in one.memory)
         protocol = ".".join(map(str, one.version))
-        yield Finding(Level.OK, "rpc", f"{one.named}: {memory}, version {protocol} of the protocol")
+        yield _ok("rpc", f"{one.named}: {memory}, version {protocol} of the protocol")
 
 
 def _models(config: Config, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -359,12 +339,12 @@ def _models(config: Config, argv: Sequence[str], environ: Mapping[str, str]) -> 
         with _collected(logging.getLogger("trioserve.models.catalog")) as warnings:
             catalog = Catalog(config, argv, environ)
     except TrioServeError as error:
-        yield Finding(Level.PROBLEM, "models", error.message)
+        yield _problem("models", error.message)
         return
     for record in warnings:
-        yield Finding(Level.WARNING, "models", record.getMessage())
+        yield _warning("models", record.getMessage())
     found = [one for one in catalog.entries.values() if one.source is not Source.BUNDLED]
-    yield Finding(Level.OK, "models", f"{len(found)} to choose from, and the bundled one")
+    yield _ok("models", f"{len(found)} to choose from, and the bundled one")
 
 
 @contextmanager
@@ -388,20 +368,19 @@ def _port(config: Config, *_others: object) -> Iterator[Finding]:
         with open_sockets(config):
             pass
     except TrioServeError as error:
-        yield Finding(
-            Level.PROBLEM, "address", error.message,
+        yield _problem(
+            "address",
+            error.message,
             "end what listens there (ss -ltnp tells what it is), or set another --port",
-        )  # fmt: skip
+        )
     else:
         where = config.host if config.host.endswith(".sock") else f"{config.host}:{config.port}"
-        yield Finding(Level.OK, "address", f"{where} is free")
+        yield _ok("address", f"{where} is free")
     hosts = [one.strip() for one in config.host.split(",")]
     is_private = all(is_local(one) or one.endswith(".sock") for one in hosts)
     if not config.has_api_keys and not is_private:
-        yield Finding(
-            Level.WARNING, "address", "any client that reaches this machine can use the server",
-            "set --api-key, or leave --host out",
-        )  # fmt: skip
+        yield _warning("address", "any client that reaches this machine can use the server",
+                       "set --api-key, or leave --host out")  # fmt: skip
 
 
 def _limits(config: Config, *_others: object) -> Iterator[Finding]:
@@ -410,41 +389,31 @@ def _limits(config: Config, *_others: object) -> Iterator[Finding]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     number = "any number of" if hard == resource.RLIM_INFINITY else str(hard)
     text = f"the process may have {number} descriptors"
+    advice = ""
     if hard != resource.RLIM_INFINITY and hard < _ENOUGH_DESCRIPTORS:
-        yield Finding(
-            Level.WARNING, "limits", f"{text}, and each connection takes one",
-            "ulimit -Hn 65536, LimitNOFILE=65536 (systemd) or --ulimit nofile=65536 (Docker)",
-        )  # fmt: skip
-    else:
-        yield Finding(Level.OK, "limits", text)
+        text += ", and each connection takes one"
+        advice = "ulimit -Hn 65536, LimitNOFILE=65536 (systemd) or --ulimit nofile=65536 (Docker)"
+    yield _judged("limits", text, advice)
     if (threads := _max_threads()) is not None and threads < _ENOUGH_THREADS:
-        yield Finding(
-            Level.PROBLEM, "limits", f"the container may have {threads} threads and processes",
+        yield _problem(
+            "limits",
+            f"the container may have {threads} threads and processes",
             f"--pids-limit {_ENOUGH_THREADS * 8} (Docker), or pids.max of the cgroup",
-        )  # fmt: skip
+        )
     _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    size = _model_size(config)
+    size = 0 if (file := _file_of(config)) is None else file.stat().st_size
     if "mlock" in config.load_mode and locked != resource.RLIM_INFINITY and locked < size:
-        yield Finding(
-            Level.PROBLEM, "limits",
+        yield _problem(
+            "limits",
             f"the process may lock {bytes_text(locked)}, and the model has {bytes_text(size)}",
             "ulimit -l unlimited, LimitMEMLOCK=infinity (systemd), or another --load-mode",
-        )  # fmt: skip
-
-
-def _model_size(config: Config) -> int:
-    try:
-        return resolve(on_disk(config).model).stat().st_size
-    except (TrioServeError, OSError):
-        return 0  # the model's check reports it
+        )
 
 
 def _max_threads() -> int | None:
     for path in _PIDS:
-        try:
+        with suppress(OSError, ValueError):  # no such limit
             return int(path.read_text())
-        except (OSError, ValueError):
-            continue  # no such limit
     return None
 
 
@@ -454,7 +423,7 @@ def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -
     try:
         cache = str(default_cache_dir(environ))
     except ConfigError as error:
-        yield Finding(Level.WARNING, "folders", error.message)
+        yield _warning("folders", error.message)
     for flag, name in (
         ("the cache of models", cache),
         ("--slot-save-path", config.slot_save_path),
@@ -464,34 +433,35 @@ def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -
             continue
         if os.access(name, os.W_OK | os.X_OK):
             free = bytes_text(shutil.disk_usage(name).free)
-            yield Finding(Level.OK, "folders", f"{flag} {name}: {free} are free")
+            yield _ok("folders", f"{flag} {name}: {free} are free")
         else:
-            yield Finding(
-                Level.PROBLEM, "folders", f"{flag} {name} cannot be written to",
-                f"chmod u+wx {name}, or name another one",
-            )  # fmt: skip
+            yield _problem("folders", f"{flag} {name} cannot be written to",
+                           f"chmod u+wx {name}, or name another one")  # fmt: skip
 
 
 def _disk(config: Config, *_others: object) -> Iterator[Finding]:
     """How fast the disk of the model is."""
+    path = _file_of(config)
+    if path is None or (size := path.stat().st_size) < _SAMPLE:
+        return
     try:
-        path = resolve(on_disk(config).model)
-        size = path.stat().st_size
-        if size < _SAMPLE:
-            return
         speed = _speed_of(path, size)
-    except (TrioServeError, OSError):
+    except OSError:
         return  # the model's check reports it
     seconds = size / speed
     text = (
         f"the disk reads {rate_text(speed)}, so {path.name} needs {duration_text(seconds)} to load"
     )
-    if speed < _SLOW_DISK:
-        yield Finding(
-            Level.WARNING, "disk", text, "move the model to a local disk; a network is often slower"
-        )
-    else:
-        yield Finding(Level.OK, "disk", text)
+    local = "move the model to a local disk; a network is often slower"
+    yield _judged("disk", text, local if speed < _SLOW_DISK else "")
+
+
+def _file_of(config: Config) -> Path | None:
+    """The file of the model; None: there is none, which the model's check reports."""
+    with suppress(TrioServeError):
+        path = resolve(on_disk(config).model)
+        return path if path.is_file() else None
+    return None
 
 
 def _speed_of(path: Path, size: int) -> float:
@@ -514,18 +484,14 @@ def _network(
     try:
         proxy = proxy_of(default_endpoint(environ))
     except TrioServeError as error:
-        yield Finding(
-            Level.WARNING, "proxy", error.message, "set HTTPS_PROXY to one, or download by hand"
-        )
+        yield _warning("proxy", error.message, "set HTTPS_PROXY to one, or download by hand")
     else:
         if proxy is not None:
             address = bytes(proxy.url).decode(errors="replace").rstrip("/")
-            yield Finding(Level.OK, "proxy", f"models are downloaded through {address}")
+            yield _ok("proxy", f"models are downloaded through {address}")
     if "http" in getproxies() and not proxy_bypass("127.0.0.1"):
-        yield Finding(
-            Level.WARNING, "proxy", "programs may send requests for 127.0.0.1 to the proxy",
-            "export NO_PROXY=127.0.0.1,localhost",
-        )  # fmt: skip
+        yield _warning("proxy", "programs may send requests for 127.0.0.1 to the proxy",
+                       "export NO_PROXY=127.0.0.1,localhost")  # fmt: skip
 
 
 #: In the order of the report.

@@ -48,13 +48,7 @@ _ANSWER_SECONDS = 10.0
 
 
 def run(given: Arguments) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        ConfigError: the agent is unknown or not installed, a flag or a variable is invalid, or the
-            server has several models and none is named.
-        TrioServeError: the model cannot be loaded, or the server at the URL does not answer.
-    """
+    """Run the command; see `trioserve.cli.commands`."""
     name, environ = given.words[0], given.environ
     if name in CONFIGURED and given["undo"]:
         return _undo(Settings.of(name, environ), is_dry=given["dry_run"])

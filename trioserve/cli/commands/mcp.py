@@ -37,14 +37,7 @@ _log = get_logger("trioserve.mcp")
 
 
 def run(given: Arguments) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        ConfigError: a flag or a variable is invalid, the address is taken, or the package `mcp` is
-            not installed.
-        ModelLoadError: the model's file does not exist, or is not a model.
-        TrioServeError: models cannot be served here, or the client has sent invalid data.
-    """
+    """Run the command; see `trioserve.cli.commands`."""
     if given.words:
         return _login(given)
     try:

@@ -35,12 +35,7 @@ class _Done(msgspec.Struct):
 
 
 def run(given: Arguments) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        ConfigError: a flag or a variable is invalid.
-        TrioServeError: no server answers, or the answer is invalid.
-    """
+    """Run the command; see `trioserve.cli.commands`."""
     address = Address.of(given["url"], parse(given.flags, given.environ).config)
     found: list[dict[str, Any]] = []
 

@@ -25,11 +25,7 @@ _UNKNOWN = "The header of the file cannot be read, or it is not known how much m
 
 
 def run(given: Arguments) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        TrioServeError: the model does not exist, or its file cannot be read.
-    """
+    """Run the command; see `trioserve.cli.commands`."""
     named = () if given.first is None else ("--model", given.first)
     flags = with_files([*given.flags, *named], given.environ)
     config = on_disk(parse(flags, given.environ).config)

@@ -40,13 +40,7 @@ _SENT: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def run(given: Arguments) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        ConfigError: a flag or a variable is invalid, or the server has several models and none is
-            named.
-        TrioServeError: the model cannot be loaded, or the server at the URL does not answer.
-    """
+    """Run the command; see `trioserve.cli.commands`."""
     words, flags = [*given.words], [*given.flags]
     if words and parse(flags, {}).config.model_named is None:
         flags += ["--model", words.pop(0)]

@@ -46,12 +46,7 @@ _HEAD = ("FACTOR", "FLAGS", "SPEED", "NOISE", "RESULT")
 
 
 def run(given: Arguments) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        ConfigError: a flag or a variable is invalid.
-        TrioServeError: the model cannot be loaded, or a request fails.
-    """
+    """Run the command; see `trioserve.cli.commands`."""
     path, config = given["json"], given.parsed().config
     tuning = Tuning(config, given.flags, given.environ, given["seconds"])
     try:

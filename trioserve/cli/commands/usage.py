@@ -53,13 +53,7 @@ class _Usage(msgspec.Struct):
 
 
 def run(given: Arguments) -> int:
-    """Run the command; see `trioserve.cli.commands`.
-
-    Raises:
-        ConfigError: a flag or a variable is invalid.
-        StoreError: the store cannot be read.
-        TrioServeError: no server answers, or the answer is invalid.
-    """
+    """Run the command; see `trioserve.cli.commands`."""
     from trioserve.store.usage import Group, UsageQuery, day_before, day_of
 
     groups = _groups(given["by"])

@@ -110,11 +110,7 @@ def save(saved: Saved, path: Path) -> None:
 
 
 def load(path: Path) -> Saved:
-    """Read a chat from a file.
-
-    Raises:
-        ConfigError: it does not exist, or is none.
-    """
+    """Read a chat from a file. Raises ConfigError: it does not exist, or is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Saved)
     except OSError as error:
