@@ -22,7 +22,7 @@ from tests.support.command import Running, serving
 from tests.support.http_server import serving_script
 from trioserve import Config
 from trioserve.chat.template.builtin import CHATML
-from trioserve.cli.serving import advise, check_reach, open_sockets, serve
+from trioserve.cli.serving import check_reach, open_sockets, serve, tell_ready
 from trioserve.testing import ScriptedBackend
 
 pytestmark = pytest.mark.system
@@ -164,8 +164,8 @@ async def test_advice_at_the_start(config: Config, backend: ScriptedBackend, adv
     options = {"ctx_size": config.ctx_size, "chat_template": config.chat_template}
     async with serving_script(backend, **options) as (_, service):
         with structlog.testing.capture_logs() as logged:
-            advise(service.server)
-    assert [advice in line["event"] for line in logged] == [True] * bool(advice)
+            tell_ready(service.server)
+    assert [advice in line["event"] for line in logged[1:]] == [True] * bool(advice)
 
 
 async def test_a_terminal_shows_notes_once_and_last_how_to_use_it() -> None:

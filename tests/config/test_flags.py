@@ -45,7 +45,7 @@ def test_any_variable_gives_a_config_or_an_error(flag: Flag, text: str) -> None:
 
 
 def test_help_has_every_flag() -> None:
-    text = help_text(100)
+    text = help_text()
     for one in FLAGS:
         assert one.group in GROUPS
         for flag in one.names:

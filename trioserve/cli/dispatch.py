@@ -9,8 +9,7 @@ from pathlib import Path
 from trioserve.cli.commands import ALIASES, COMMANDS, ELSEWHERE
 from trioserve.cli.help import help_of
 from trioserve.cli.options import arguments
-from trioserve.cli.output import RED, note
-from trioserve.config.flags import as_flags
+from trioserve.cli.output import complain
 from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import ConfigError, TrioServeError
 
@@ -33,6 +32,8 @@ def command_of(word: str) -> str:
 
 def run(word: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command other than `SERVE`, and return its exit code.
+
+    It prints the error that ends a command: the code is 2 for a `ConfigError`, and 1 for others.
 
     Args:
         word: the command.
@@ -61,7 +62,6 @@ def run(word: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
         module, _, attribute = function.partition(".")
         code: int = getattr(import_module(f"trioserve.cli.commands.{module}"), attribute)(given)
     except TrioServeError as error:
-        is_usage = isinstance(error, ConfigError)
-        note(as_flags(error.message) if is_usage else error.message, RED)
-        return 2 if is_usage else 1
+        complain(error)
+        return 2 if isinstance(error, ConfigError) else 1
     return code

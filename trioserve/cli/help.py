@@ -52,21 +52,19 @@ _TAIL = f"""
 """
 
 
-def first_page(width: int | None = None) -> str:
+def first_page() -> str:
     """The commands, the most common flags, and where the others are."""
-    width = width or _width()
-    groups = textwrap.fill(", ".join(GROUPS), width, initial_indent="  ", subsequent_indent="  ")
+    groups = folded("  " + ", ".join(GROUPS), 2)
     return (
-        f"{_commands(width)}\nCommon flags\n{''.join(_short(one, width) for one in _COMMON)}\n"
+        f"{_commands()}\nCommon flags\n{''.join(map(_short, _COMMON))}\n"
         "trioserve --help-all prints all flags, and trioserve help GROUP those of a group:\n"
         f"{groups}\n"
     )
 
 
-def help_text(width: int | None = None) -> str:
-    """Every flag, in groups, folded to `width` columns (those of the terminal, at most 100)."""
-    width = width or _width()
-    return "".join([_commands(width), _FLAGS_HEAD, *(_group(one, width) for one in GROUPS), _TAIL])
+def help_text() -> str:
+    """Every flag, in groups."""
+    return "".join([_commands(), _FLAGS_HEAD, *map(_group, GROUPS), _TAIL])
 
 
 def about(topic: str) -> str:
@@ -82,10 +80,10 @@ def about(topic: str) -> str:
     if name in COMMANDS and (not action or action in COMMANDS[name].actions):
         return help_of(f"{name} {action}".rstrip())
     if (flag := BY_NAME.get(topic)) is not None:
-        return _entry(flag, _width()) + "\n"
+        return _entry(flag) + "\n"
     groups = {group.casefold(): group for group in GROUPS}
     if (group := groups.get(topic.casefold())) is not None:
-        return _group(group, _width()).lstrip()
+        return _group(group).lstrip()
     hint = did_you_mean(topic, COMMANDS, groups, BY_NAME)
     raise ConfigError(f"there is no command, group of flags or flag {topic!r}{hint}")
 
@@ -94,13 +92,13 @@ def _width() -> int:
     return min(shutil.get_terminal_size((100, 24)).columns, 100)
 
 
-def _commands(width: int) -> str:
-    lines = [columns(f"  {name}", one.help, width) + "\n" for name, one in COMMANDS.items()]
+def _commands() -> str:
+    lines = [columns(f"  {name}", one.help) + "\n" for name, one in COMMANDS.items()]
     return "".join([_HEAD, _COMMANDS_HEAD, *lines])
 
 
-def _group(group: str, width: int) -> str:
-    entries = (f"{_entry(one, width)}\n" for one in FLAGS if one.group == group)
+def _group(group: str) -> str:
+    entries = (f"{_entry(one)}\n" for one in FLAGS if one.group == group)
     return f"\n{group}\n{''.join(entries)}"
 
 
@@ -123,16 +121,16 @@ def default_text(flag: Flag) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _short(name: str, width: int) -> str:
+def _short(name: str) -> str:
     """A common flag, with the beginning of its help."""
     flag = BY_NAME[name]
     names = ", ".join(dict.fromkeys((flag.names[0], flag.names[-1])))
     value = value_name(flag) if flag.choices is None else "TEXT"
     text = re.split("[;:]", flag.help)[0]
-    return columns(f"  {names} {value}".rstrip(), text, width) + "\n"
+    return columns(f"  {names} {value}".rstrip(), text) + "\n"
 
 
-def _entry(flag: Flag, width: int) -> str:
+def _entry(flag: Flag) -> str:
     names = ", ".join(flag.names)
     if flag.negative:
         names += ", " + flag.negative[-1]
@@ -143,7 +141,7 @@ def _entry(flag: Flag, width: int) -> str:
     if flag.variable:
         notes.append(flag.variable)
     text = flag.help + (f" ({'; '.join(notes)})" if notes else "")
-    return columns(left, text, width)
+    return columns(left, text)
 
 
 def folded(text: str, indent: int) -> str:
@@ -151,13 +149,11 @@ def folded(text: str, indent: int) -> str:
     return textwrap.fill(text, _width(), subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
-def columns(left: str, text: str, width: int = 0) -> str:
+def columns(left: str, text: str) -> str:
     """Put a description beside a flag, or below it if the flag is long."""
-    width = width or _width()
-    lines = textwrap.wrap(text, max(width - _COLUMN, 20), break_long_words=False)
+    lines = textwrap.wrap(text, max(_width() - _COLUMN, 20), break_long_words=False)
     if len(left) + 2 <= _COLUMN:
-        lines[0] = left.ljust(_COLUMN) + lines[0]
-        return ("\n" + " " * _COLUMN).join(lines)
+        left = left.ljust(_COLUMN) + lines.pop(0)
     return ("\n" + " " * _COLUMN).join([left, *lines])
 
 

@@ -144,6 +144,18 @@ def named(models: Sequence[Model], name: str) -> str | None:
 
 
 @asynccontextmanager
+async def server_at(
+    url: str | None, flags: Sequence[str], config: Config, environ: Mapping[str, str]
+) -> AsyncIterator[Address]:
+    """Give the server at a URL, or without one that of `started`."""
+    if url is not None:
+        yield Address.of(url, config)
+        return
+    async with started(flags, config, environ) as address:
+        yield address
+
+
+@asynccontextmanager
 async def started(
     flags: Sequence[str], config: Config, environ: Mapping[str, str]
 ) -> AsyncIterator[Address]:

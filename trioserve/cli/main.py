@@ -23,15 +23,14 @@ from trioserve.cli.commands import COMMANDS, SERVE
 from trioserve.cli.memory import limit_arenas
 from trioserve.cli.model_process import LogSender, serve_parent
 from trioserve.cli.options import arguments
-from trioserve.cli.output import RED, note
+from trioserve.cli.output import RED, complain, note
 from trioserve.cli.printable import printable
 from trioserve.cli.progress import Reporter, fetch, take_reporter
 from trioserve.cli.secrets import hide_secrets, hide_variables
 from trioserve.cli.serving import catalog_of, serve
 from trioserve.config import logs
-from trioserve.config.flags import as_flags
 from trioserve.config.parse import parse
-from trioserve.errors import ConfigError, TrioServeError
+from trioserve.errors import TrioServeError
 from trioserve.log import get_logger
 
 _log = get_logger("trioserve")
@@ -46,7 +45,6 @@ _TEXTS: Mapping[str, Callable[[], str]] = {
 
 #: Flags that are commands, as llama-server has them.
 _COMMANDS = {"completion-bash": ["completions", "bash"], "cache-list": ["list"]}
-
 
 #: Errors of a file that cannot take more.
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -98,15 +96,10 @@ def _tell_estimate(status: Reporter, argv: Sequence[str], environ: Mapping[str, 
     return 0
 
 
-def _print(text: Callable[[], str]) -> int:
-    print(text(), end="")
-    return 0
-
-
-def _written(run: Callable[[], int]) -> int:
+def _written(run: Callable[[], int | None]) -> int:
     """Run what prints, and return its exit code; 1 if its output cannot be written."""
     try:
-        code = run()
+        code = run() or 0
         sys.stdout.flush()
     except BrokenPipeError:
         pass  # the reader of the pipe has all that it needs
@@ -142,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if words and words[0].startswith(AT):
                 where = words.pop(0).removeprefix(AT)
         if words[:1] == ["help"] and len(words) > 1:
-            return _written(partial(_print, partial(texts.about, " ".join(words[1:]))))
+            return _written(lambda: print(texts.about(" ".join(words[1:])), end=""))
         if words[:1] in (["help"], ["version"]):
             words[0] = f"--{words[0]}"
         if words and not words[0].startswith("-"):
@@ -153,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             words = [*given.flags, *(("--model", *given.words) if given.words else ())]
         parsed = parse(words, os.environ)
         if (text := _TEXTS.get(parsed.action)) is not None:
-            return _written(partial(_print, text))
+            return _written(lambda: print(text(), end=""))
         if (command := _COMMANDS.get(parsed.action)) is not None:
             return _written(partial(dispatch.run, command[0], command[1:], os.environ))
         config = parsed.config
@@ -175,9 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if catalog is not None and not config.rpc:
             zygote = forking.fork(catalog.environment, main, status.parent)
     except TrioServeError as error:
-        message = as_flags(error.message) if isinstance(error, ConfigError) else error.message
-        status.tell(Failed.of(message))
-        note(message, RED)
+        status.tell(Failed.of(complain(error)))
         return 2
     # A router has the notes of its models' flags, too.
     for each in dict.fromkeys(() if answers_calls else parsed.notes):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from trioserve.children.parent import ParentSocket
 from trioserve.cli.memory import keep_collecting, uncollected
 from trioserve.cli.output import RED, note
 from trioserve.cli.progress import Reporter, fetch
+from trioserve.cli.signals import first_signal
 from trioserve.config import Config
 from trioserve.errors import TrioServeError, raised_alone
 from trioserve.log import get_logger
@@ -145,43 +145,32 @@ async def answer(
     Raises:
         TrioServeError: the model cannot be loaded, or the engine has failed.
     """
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_until_end, process, nursery.cancel_scope)  # also while it loads
-        async with process.server:
-            await _attend(process, status, parent, draining, beside, where)
+    from trioserve.cli.serving import follow_state, report_usage, tell_ready
+
+    def introduce() -> None:
+        parent.send(process.introduction())
+
+    server = process.server
+    async with trio.open_nursery() as watching:
+        watching.start_soon(_until_end, process, watching.cancel_scope)  # also while it loads
+        async with server, trio.open_nursery() as nursery:
+            tell_ready(server)
+            introduce()
+            if where:
+                await nursery.start(_listen, process, where)
+            else:
+                nursery.start_soon(report_usage, server, status)
+            await nursery.start(draining)
+            status.tell(reports.Ready())
+            nursery.start_soon(follow_state, server, status, introduce)
+            nursery.start_soon(_until_failure, process)
+            for each in beside:
+                nursery.start_soon(each)
 
 
 async def _until_end(process: ModelProcess, scope: trio.CancelScope) -> None:
     await process.run()
     scope.cancel()
-
-
-async def _attend(
-    process: ModelProcess,
-    status: Reporter,
-    parent: ParentSocket,
-    draining: Callable[..., Awaitable[None]],
-    beside: Sequence[Callable[[], Awaitable[None]]],
-    where: str,
-) -> None:
-    """Tell the app of the model, which is loaded, until cancelled. Raises EngineError."""
-    from trioserve.cli.serving import advise, report_usage
-
-    server, model = process.server, process.server.model
-    _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
-    advise(server)
-    parent.send(process.introduction())
-    async with trio.open_nursery() as nursery:
-        if where:
-            await nursery.start(_listen, process, where)
-        else:
-            nursery.start_soon(report_usage, server, status)
-        await nursery.start(draining)
-        status.tell(reports.Ready())
-        nursery.start_soon(_follow_state, process, status, parent)
-        nursery.start_soon(_until_failure, process)
-        for each in beside:
-            nursery.start_soon(each)
 
 
 async def _listen(
@@ -203,7 +192,7 @@ async def _listen(
 
 async def answer_other(process: ModelProcess, connection: socket.socket) -> None:
     """Answer an app that has connected until it leaves. One of them gets a report of usage."""
-    from trioserve.cli.serving import report_usage
+    from trioserve.cli.serving import follow_state, report_usage
 
     server = process.server
     with connection:
@@ -214,7 +203,9 @@ async def answer_other(process: ModelProcess, connection: socket.socket) -> None
             status.tell(reports.Sleeping() if server.sleeping else reports.Ready())
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(report_usage, server, status)
-                nursery.start_soon(_follow_state, other, status, parent)
+                nursery.start_soon(
+                    follow_state, server, status, lambda: parent.send(other.introduction())
+                )
                 await _until_end(other, nursery.cancel_scope)
         except Exception as group:  # it says what cannot be
             _log.error("an app is not answered any more", exc_info=raised_alone(group))
@@ -222,32 +213,13 @@ async def answer_other(process: ModelProcess, connection: socket.socket) -> None
             process.outboxes.remove(other.outbox)
 
 
-async def _follow_state(process: ModelProcess, status: Reporter, parent: ParentSocket) -> None:
-    """Report each time that the model is freed or loaded again."""
-    from trioserve.server import ServerState
-
-    known = ServerState.READY
-    async for state in process.server.lifecycle.state.eventual_values():
-        if state is known or state not in (ServerState.READY, ServerState.SLEEPING):
-            continue
-        known = state
-        if state is ServerState.READY:
-            parent.send(process.introduction())
-        status.tell(reports.Ready() if state is ServerState.READY else reports.Sleeping())
-
-
 async def _drain_at_signal(
     process: ModelProcess,
     status: Reporter,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Drain on a signal. A second one has its default action."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    with trio.open_signal_receiver(*numbers) as signals:
-        task_status.started()
-        await anext(signals)
-    for each in numbers:
-        signal.signal(each, signal.SIG_DFL)
+    """Drain on a signal."""
+    await first_signal(task_status)
     await drain(process, status)
 
 

@@ -6,9 +6,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 import attrs
+
+from trioserve.config.flags import as_flags
+from trioserve.errors import ConfigError, TrioServeError
 
 #: Codes of colors that can be read on black and on white.
 BOLD, DIM, RED, GREEN, YELLOW, BLUE = "1", "2", "31", "32", "33", "34"
@@ -31,6 +35,21 @@ def styled(text: str, code: str, stream: TextIO | None = None) -> str:
 def note(text: str, code: str = YELLOW) -> None:
     """Print a line for the user on standard error, after the name of the program."""
     print(f"{styled('trioserve:', code, sys.stderr)} {text}", file=sys.stderr)
+
+
+def complain(error: TrioServeError) -> str:
+    """Print an error, with settings by their flags, and return its text."""
+    text = as_flags(error.message) if isinstance(error, ConfigError) else error.message
+    note(text, RED)
+    return text
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that the user has named. Raises ConfigError: it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
 @attrs.frozen

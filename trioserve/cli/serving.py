@@ -9,7 +9,7 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,11 @@ import trio
 
 from trioserve.children import reports
 from trioserve.cli.memory import keep_collecting, uncollected
-from trioserve.cli.output import RED, note
+from trioserve.cli.output import complain
 from trioserve.cli.progress import EarlyLoad, Reporter, fetch, load
+from trioserve.cli.signals import first_signal
 from trioserve.cli.systemd import take_sockets
 from trioserve.config import Config
-from trioserve.config.flags import as_flags
 from trioserve.config.keys import read_keys
 from trioserve.errors import ConfigError, TrioServeError
 from trioserve.hosts import is_local
@@ -87,9 +87,7 @@ def serve(
             listening = closing.enter_context(open_sockets(config))
             check_reach(config, listening)
         except TrioServeError as error:
-            message = as_flags(error.message) if isinstance(error, ConfigError) else error.message
-            note(message, RED)
-            status.tell(reports.Failed.of(message))
+            status.tell(reports.Failed.of(complain(error)))
             return 1
         status.tell(reports.Loading(0.0))
         with uncollected():
@@ -279,7 +277,6 @@ async def _follow_model(
 ) -> None:
     """Report each load and unload of the model. Starts garbage collection at the first load."""
     from trioserve.api.service import Service
-    from trioserve.server import ServerState
 
     await service.wait_loaded()
     nursery.start_soon(keep_collecting, lambda: service.memory.n_held)
@@ -292,16 +289,25 @@ async def _follow_model(
         few = ", ".join(names) if len(names) < _MANY else f"{len(names)}; /v1/models lists them"
         tell_how_to_use(service.config, urls, few)
         return
-    model = service.server.model
-    _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
-    advise(service.server)
-    tell_how_to_use(service.config, urls, model.info.name)
+    tell_ready(service.server)
+    tell_how_to_use(service.config, urls, service.server.model.info.name)
     status.tell(reports.Ready())
+    await follow_state(service.server, status)
+
+
+async def follow_state(
+    server: Server, status: Reporter, loaded: Callable[[], object] = lambda: None
+) -> None:
+    """Report each time that the model is freed or loaded again; then, it calls `loaded` before."""
+    from trioserve.server import ServerState
+
     told = ServerState.READY
-    async for state in service.server.lifecycle.state.eventual_values():
+    async for state in server.lifecycle.state.eventual_values():
         if state in (ServerState.SLEEPING, ServerState.READY) and state is not told:
-            status.tell(reports.Ready() if state is ServerState.READY else reports.Sleeping())
             told = state
+            if state is ServerState.READY:
+                loaded()
+            status.tell(reports.Ready() if state is ServerState.READY else reports.Sleeping())
 
 
 async def report_usage(server: Server, status: Reporter) -> None:
@@ -322,9 +328,10 @@ def _tell_usage(usage: Usage, status: Reporter) -> None:
         status.tell(reports.Usage(rows[start : start + _USAGE_ROWS]))
 
 
-def advise(server: Server) -> None:
-    """Log what a user of this model should know."""
+def tell_ready(server: Server) -> None:
+    """Log that the model is loaded, and what its user should know."""
     model = server.model
+    _log.info("ready", model=model.info.name, slots=model.n_slots, longest_request=model.n_ctx_seq)
     if Path(model.info.path) == BUNDLED:
         _log.info(
             f"the bundled model {TOY}; trioserve pull downloads a real one, and -m names its file"
@@ -341,13 +348,8 @@ def advise(server: Server) -> None:
 async def _until_signal(
     service: AppState, status: Reporter, stop: trio.Event, *, task_status: trio.TaskStatus[None]
 ) -> None:
-    """Wait for a signal, drain, and set `stop`. A second signal has its default action."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    with trio.open_signal_receiver(*numbers) as signals:
-        task_status.started()
-        number = await anext(signals)
-    for each in numbers:
-        signal.signal(each, signal.SIG_DFL)
+    """Wait for a signal, drain, and set `stop`."""
+    number = await first_signal(task_status)
     _log.info("draining", signal=signal.Signals(number).name)
     status.tell(reports.Draining())
     await service.drain()

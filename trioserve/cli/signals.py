@@ -36,6 +36,17 @@ def run_foreground(work: Callable[[], Awaitable[int]]) -> int:
         return 128 + signal.SIGINT
 
 
+async def first_signal(task_status: trio.TaskStatus[None]) -> int:
+    """Wait for SIGTERM or SIGINT, and return its number. A second one has its default action."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    with trio.open_signal_receiver(*numbers) as signals:
+        task_status.started()
+        number: int = await anext(signals)
+    for each in numbers:
+        signal.signal(each, signal.SIG_DFL)
+    return number
+
+
 def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 

@@ -298,3 +298,8 @@ def test_what_rpc_refuses(
 ) -> None:
     assert main(("rpc", *argv)) == 2
     assert capsys.readouterr().err.startswith(f"trioserve: {message}")
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written: Is a directory"):
+        write_file(tmp_path, "{}")

@@ -13,7 +13,6 @@ import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,8 +21,7 @@ import attrs
 import msgspec
 import trio
 
-from trioserve.cli.address import Address
-from trioserve.cli.local_server import MAX_BYTES, Props, client_of, started
+from trioserve.cli.local_server import MAX_BYTES, Props, client_of, server_at
 from trioserve.cli.options import Arguments
 from trioserve.cli.output import note
 from trioserve.cli.progress import ProgressReport
@@ -112,7 +110,7 @@ def run(given: Arguments) -> int:
         ConfigError: a flag or a file is invalid.
         TrioServeError: the server does not start, or does not answer as expected.
     """
-    target, url, environ = given["output"], given["url"], given.environ
+    target = given["output"]
     if target is None or str(target) == "-":
         raise ConfigError("name two files, such as trioserve batch input.jsonl -o output.jsonl")
     config = given.parsed().config
@@ -121,13 +119,11 @@ def run(given: Arguments) -> int:
         batch = Batch(requests, _answered(target, file), target, file)
 
         async def work() -> None:
-            async with AsyncExitStack() as stack:
-                if url is None:
-                    address = await stack.enter_async_context(started(given.flags, config, environ))
-                else:
-                    address = Address.of(url, config)
-                # A server may close a kept connection just as the next request goes out.
-                client = await stack.enter_async_context(client_of(address, n_kept=0))
+            # A server may close a kept connection just as the next request goes out.
+            async with (
+                server_at(given["url"], given.flags, config, given.environ) as address,
+                client_of(address, n_kept=0) as client,
+            ):
                 await batch.run(client, config.parallel)
 
         code = run_until_signal(work) if batch.left else 0

@@ -15,9 +15,9 @@ import attrs
 from trioserve.bench import report, speed
 from trioserve.bench.client import Server
 from trioserve.cli.address import Address
-from trioserve.cli.local_server import client_of, models_at, named, only, started
+from trioserve.cli.local_server import client_of, models_at, named, only, server_at
 from trioserve.cli.options import Arguments
-from trioserve.cli.output import note
+from trioserve.cli.output import note, write_file
 from trioserve.cli.progress import ProgressReport
 from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config
@@ -81,14 +81,11 @@ async def servers_of(given: Arguments, config: Config) -> AsyncIterator[Sequence
         ConfigError: a server has several models, and none is named.
         TrioServeError: one of them cannot be started, or does not answer.
     """
+    most, url = max(given["clients"]), given["url"]
+    more = [] if most <= config.parallel else ["--parallel", str(most)]
     async with AsyncExitStack() as stack:
-        if (url := given["url"]) is not None:
-            address = Address.of(url, config)
-        else:
-            most = max(given["clients"])
-            more = [] if most <= config.parallel else ["--parallel", str(most)]
-            flags = [*more, *given.flags]
-            address = await stack.enter_async_context(started(flags, config, given.environ))
+        serving = server_at(url, [*more, *given.flags], config, given.environ)
+        address = await stack.enter_async_context(serving)
         own = "trioserve" if url is None else str(address)
         addresses = [(own, address, config.model_named if url else None)]
         if given["against"] is not None:
@@ -143,18 +140,14 @@ def _write(given: Arguments, measured: Measured) -> None:
         print(report.csv_text(results), end="")
     elif output == "json":
         print(whole, end="")
-    try:
-        if file is not None:
-            file.write_text(whole, encoding="utf-8")
-        if drawing is not None:
-            here = report.machine()
-            caption = (
-                f"{_named(measured.models)}. Measured {here['when'][:10]} on {here['cores']} "
-                f"cores, {here['system']} {here['machine']}. "
-                f"Medians of {given['repetitions']} rounds; bands and thin lines reach from "
-                "the least to the greatest."
-            )
-            drawn = report.picture(results, "trioserve bench", caption)
-            drawing.write_text(drawn, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from None
+    if file is not None:
+        write_file(file, whole)
+    if drawing is not None:
+        here = report.machine()
+        caption = (
+            f"{_named(measured.models)}. Measured {here['when'][:10]} on {here['cores']} "
+            f"cores, {here['system']} {here['machine']}. "
+            f"Medians of {given['repetitions']} rounds; bands and thin lines reach from "
+            "the least to the greatest."
+        )
+        write_file(drawing, report.picture(results, "trioserve bench", caption))

@@ -29,10 +29,9 @@ def pull(given: Arguments) -> int:
         if config.hf_repo is config.model_url is None:
             raise ConfigError("name a model, such as trioserve pull ggml-org/gemma-3-4b-it-GGUF")
 
-    async def work() -> int:
+    async def work() -> None:
         for config in configs:
             await _pull(config)
-        return 0
 
     code = run_until_signal(work)
     if code:
@@ -42,12 +41,11 @@ def pull(given: Arguments) -> int:
 
 async def _pull(config: Config) -> None:
     from trioserve.models import hub
-    from trioserve.models.hub import pull_url
 
     with DownloadReport(sys.stderr) as report:
         if config.model_url is not None:
             path = None if config.model is None else Path(config.model)
-            pulled = await pull_url(
+            pulled = await hub.pull_url(
                 config.model_url, path, token=config.hf_token, on_progress=report
             )
             report.end()
@@ -55,13 +53,12 @@ async def _pull(config: Config) -> None:
         for name, file in ((config.hf_repo, config.hf_file), (config.spec_draft_hf, None)):
             if name is None:
                 continue
+            is_main, heads = name == config.hf_repo, config.head_types
             model = await hub.pull(
-                hub.HubReference.parse(
-                    name, file=file, heads=() if name == config.hf_repo else config.head_types
-                ),
+                hub.HubReference.parse(name, file=file, heads=() if is_main else heads),
                 token=config.hf_token,
-                with_projector=config.mmproj_auto and name == config.hf_repo,
-                heads=(config.head_types or FILE_WORDS) if name == config.hf_repo else (),
+                with_projector=config.mmproj_auto and is_main,
+                heads=(heads or FILE_WORDS) if is_main else (),
                 on_progress=report,
             )
             report.end()

@@ -37,11 +37,7 @@ from trioserve.cli.signals import run_foreground
 from trioserve.config import Config
 from trioserve.config.flags import BY_FIELD
 from trioserve.config.parse import parse
-from trioserve.errors import (
-    ConfigError,
-    TrioServeError,
-    UnavailableError,
-)
+from trioserve.errors import ConfigError, TrioServeError, UnavailableError
 
 #: Seconds in which an agent tells of itself.
 _ANSWER_SECONDS = 10.0
@@ -54,20 +50,16 @@ def run(given: Arguments) -> int:
         return _undo(Settings.of(name, environ), is_dry=given["dry_run"])
     if given["undo"]:
         raise ConfigError(f"launch changes no file of {AGENTS[name].title}, so nothing is to undo")
-    config = given.parsed().config
+    server = AgentServer(given["url"], given.parsed().config, given.flags, environ)
     if name in CONFIGURED:
-        server = AgentServer(given["url"], config, given.flags, environ)
         settings = Settings.of(name, environ)
         return run_foreground(partial(_configure, settings, server, is_dry=given["dry_run"]))
     agent = AGENTS[name]
     program = shutil.which(agent.program, path=environ.get("PATH"))
     if program is None:
         raise ConfigError(f"{agent.title} is not installed; install it with: {agent.install}")
-    server = AgentServer(given["url"], config, given.flags, environ)
     command = [program, *given.after]
-    return run_foreground(
-        partial(_launch, agent, command, server, environ, is_dry=given["dry_run"])
-    )
+    return run_foreground(partial(_launch, agent, command, server, is_dry=given["dry_run"]))
 
 
 async def _configure(settings: Settings, server: AgentServer, *, is_dry: bool) -> int:
@@ -112,12 +104,7 @@ async def _told(agent: Agent, program: str, environ: Mapping[str, str]) -> str:
 
 
 async def _launch(
-    agent: Agent,
-    command: Sequence[str],
-    server: AgentServer,
-    environ: Mapping[str, str],
-    *,
-    is_dry: bool,
+    agent: Agent, command: Sequence[str], server: AgentServer, *, is_dry: bool
 ) -> int:
     """Run an agent with a server, and return its exit code."""
     with tempfile.TemporaryDirectory(prefix="trioserve-launch-") as name:
@@ -125,18 +112,17 @@ async def _launch(
             folder = Path(name)
             _check_name(agent, endpoint.model)
             program, *arguments = command
-            told = await _told(agent, program, environ)
+            told = await _told(agent, program, server.environ)
             settings = agent.settings(attrs.evolve(endpoint, told=told), folder)
+            whole = [program, *settings.arguments, *arguments]
             if is_dry:
-                _show(settings, [program, *settings.arguments, *arguments])
+                _show(settings, whole)
                 return 0
             for file, text in settings.files.items():
                 (folder / file).write_text(text, encoding="utf-8")
             _introduce(agent, endpoint)
-            kept = {key: text for key, text in environ.items() if key not in agent.cleared}
-            return await _attend(
-                [program, *settings.arguments, *arguments], kept | dict(settings.environ)
-            )
+            kept = {key: text for key, text in server.environ.items() if key not in agent.cleared}
+            return await _attend(whole, kept | dict(settings.environ))
 
 
 def _show(settings: AgentSettings, command: Sequence[str]) -> None:
@@ -149,24 +135,15 @@ def _show(settings: AgentSettings, command: Sequence[str]) -> None:
 
 
 def _check_name(agent: Agent | Configured, model: str) -> None:
-    """Check that an agent would read a name as one, and not as a flag or a place in its settings.
-
-    Raises:
-        UnavailableError: it would not.
-    """
+    """Check that an agent reads a name as one, and not as a flag or a place in its settings."""
     if model.startswith("-") or {*model} & {*"{}"}:
-        raise UnavailableError(
-            f"{agent.title} cannot use a model with the name {model!r}; give it another one with "
-            "--alias"
-        )
+        problem = f"{agent.title} cannot use a model with the name {model!r}"
+        raise UnavailableError(f"{problem}; give it another one with --alias")
 
 
 def _introduce(agent: Agent, endpoint: Endpoint) -> None:
-    note(
-        f"{agent.title} uses {endpoint.model} at {endpoint.url}, with a context of "
-        f"{endpoint.context} tokens",
-        BLUE,
-    )
+    where = f"at {endpoint.url}, with a context of {endpoint.context} tokens"
+    note(f"{agent.title} uses {endpoint.model} {where}", BLUE)
     if endpoint.context < 2 * agent.first_prompt:
         note(
             f"this context is too small: the first request of {agent.title} has about "

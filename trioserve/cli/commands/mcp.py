@@ -38,29 +38,29 @@ _log = get_logger("trioserve.mcp")
 
 def run(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`."""
-    if given.words:
-        return _login(given)
+    words = with_files(given.flags, given.environ)
+    parsed = parse(words, given.environ)
+    config = parsed.config
+    logs.configure(config)
     try:
+        if given.words:
+            return _login(given.words, config)
         from trioserve.mcp_server.models import models_of_server
         from trioserve.mcp_server.stdio import taken
     except ImportError as error:
-        raise ConfigError(
-            f"mcp: {error.name} is not installed; pip install 'trioserve[mcp]'"
-        ) from None
-    url, http, environ = given["url"], given["http"], given.environ
-    words = with_files(given.flags, environ)
-    parsed = parse(words, environ)
-    logs.configure(parsed.config)
+        message = f"mcp: {error.name} is not installed; pip install 'trioserve[mcp]'"
+        raise ConfigError(message) from None
+    url, http = given["url"], given["http"]
     for each in parsed.notes:
         _log.warning(each)
-    keys = Keys(parsed.config)
+    keys = Keys(config)
     keys.load()
     if url is None:
         if keys.needed and http is None and not keys.first:
             raise ConfigError("keys_file has no effect without --http: leave it out")
-        models = _own(parsed.config, keys, words, environ)
+        models = _own(config, keys, words, given.environ)
     else:
-        address = Address.of(url, parsed.config)
+        address = Address.of(url, config)
         models = models_of_server(
             address.url, socket_path=address.socket_path, api_key=address.api_key
         )
@@ -69,32 +69,31 @@ def run(given: Arguments) -> int:
             serve: Serve = partial(_serve_stdio, *closing.enter_context(taken()))
         else:
             host, port = place_of(http)
-            config = attrs.evolve(parsed.config, host=host, port=port)
+            config = attrs.evolve(config, host=host, port=port)
             serve = partial(_serve_http, config, keys, closing.enter_context(open_sockets(config)))
-        run_until_signal(partial(_serve, models, serve))
+
+        async def work() -> None:
+            async with models as opened:
+                await serve(opened)
+
+        run_until_signal(work)
     return 0
 
 
-def _login(given: Arguments) -> int:
-    """Log in to an MCP server that the flags name."""
-    word, *names = given.words
+def _login(words: Sequence[str], config: Config) -> int:
+    """Log in to an MCP server that the configuration names."""
+    word, *names = words
     if word != "login" or len(names) != 1:
         raise ConfigError("mcp takes no word but login, and the name of an MCP server after it")
-    try:
-        from trioserve.tools.mcp.entries import HttpEntry
-        from trioserve.tools.mcp.login import login
-        from trioserve.tools.mcp.tools import entries_of
-    except ImportError as error:
+    from trioserve.tools.mcp.entries import HttpEntry
+    from trioserve.tools.mcp.login import login
+    from trioserve.tools.mcp.tools import entries_of
+
+    entries = {each.name: each for each in entries_of(config) if isinstance(each, HttpEntry)}
+    if (entry := entries.get(names[0])) is None:
         raise ConfigError(
-            f"mcp: {error.name} is not installed; pip install 'trioserve[mcp]'"
-        ) from None
-    parsed = parse(with_files(given.flags, given.environ), given.environ)
-    logs.configure(parsed.config)
-    entries = {entry.name: entry for entry in entries_of(parsed.config)}
-    entry = entries.get(names[0])
-    if not isinstance(entry, HttpEntry):
-        known = ", ".join(name for name, one in entries.items() if isinstance(one, HttpEntry))
-        raise ConfigError(f"no MCP server at an address is called {names[0]!r}; there are: {known}")
+            f"no MCP server at an address is called {names[0]!r}; there are: {', '.join(entries)}"
+        )
 
     async def show(url: str) -> None:
         note(f"log in at {url}")
@@ -118,12 +117,6 @@ def _own(
                 pass
         catalog = OneModel(config, words, environ, load_on_startup=False)
     return models_of_fleet(fleet_of(config, catalog), keys)
-
-
-async def _serve(models: AbstractAsyncContextManager[ModelSource], serve: Serve) -> None:
-    """Serve until `serve` returns."""
-    async with models as opened:
-        await serve(opened)
 
 
 async def _serve_stdio(stdin: int, stdout: int, models: ModelSource) -> None:

@@ -66,19 +66,16 @@ def _show_fit(config: Config, *, as_json: bool) -> int:
     from trioserve.llama.fit import summary
 
     try:
-        found = room.plan(config)
+        found, problem = room.plan(config), _UNKNOWN
     except TrioServeError as error:
-        print(json.dumps({"problem": error.message}) if as_json else error.message)
-        return 1
+        found, problem = None, error.message
     if found is None:
-        print(json.dumps({"problem": _UNKNOWN}) if as_json else _UNKNOWN)
+        print(json.dumps({"problem": problem}) if as_json else problem)
         return 1
-    if as_json:
-        sizes = attrs.asdict(found.need) | {"ram": found.need.ram}
-        free = {"ram": found.room.ram, "gpus": found.room.gpus}
-        print(json.dumps({"need": sizes, "free": free, "changes": found.changes}))
-    else:
-        print(summary(found))
+    sizes = attrs.asdict(found.need) | {"ram": found.need.ram}
+    free = {"ram": found.room.ram, "gpus": found.room.gpus}
+    plain = {"need": sizes, "free": free, "changes": found.changes}
+    print(json.dumps(plain) if as_json else summary(found))
     return 0
 
 

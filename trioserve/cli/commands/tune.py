@@ -17,7 +17,7 @@ from trioserve.bench.client import Server
 from trioserve.bench.search import N_ROUNDS, Factor, Flags, Found, Search, Speeds, Trial
 from trioserve.cli.local_server import Props, client_of, models_at, only, started
 from trioserve.cli.options import Arguments
-from trioserve.cli.output import table
+from trioserve.cli.output import table, write_file
 from trioserve.cli.progress import ProgressReport
 from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config
@@ -53,7 +53,7 @@ def run(given: Arguments) -> int:
         return run_until_signal(tuning.run)
     finally:  # an early end loses nothing
         if path is not None and tuning.trials:
-            path.write_text(json.dumps(tuning.plain(), indent=1) + "\n", encoding="utf-8")
+            write_file(path, json.dumps(tuning.plain(), indent=1) + "\n")
 
 
 def factors_of(config: Config, n_cores: int, n_threads: int) -> list[Factor]:
