@@ -130,10 +130,12 @@ def _row(
     row: Row, servers: Sequence[str], place: Callable[[float], float], middle: int
 ) -> Iterator[str]:
     yield _text(_LEFT - 10, middle + 4, row.label, "end")
+    numbers = []
     for i, server in enumerate(servers):
         value = row.values.get(server)
         if value is None:
             continue
+        numbers.append(f'<tspan class="s{i}">{number(value.median)}</tspan>')
         y, end = middle - _BAR + i * (_BAR + 1), place(value.median)
         yield (
             f'<rect class="s{i}" x="{_LEFT}" y="{y}" width="{end - _LEFT:.1f}" height="{_BAR}" '
@@ -144,11 +146,7 @@ def _row(
             yield _line(place(value.low), across, place(value.high), across, "axis spread")
     if row.target is not None:
         yield _line(place(row.target), middle - 12, place(row.target), middle + 13, "target")
-    shown = " / ".join(
-        f'<tspan class="s{i}">{number(row.values[server].median)}</tspan>'
-        for i, server in enumerate(servers)
-        if server in row.values
-    )
+    shown = " / ".join(numbers)
     yield f'<text x="{_WIDTH - _RIGHT + 14}" y="{middle + 4}">{shown}</text>'
     yield _text(_WIDTH - _MARGIN, middle + 4, row.remark, "soft end")
 

@@ -19,15 +19,9 @@ from trioserve.bench.stats import Spread, ratio_of, spread
 
 #: What a table shows, with the widths of its columns. The last ones are right-aligned.
 _COLUMNS = (
-    ("test", 16),
-    ("clients", 7),
-    ("server", 20),
-    ("t/s", 27),
-    ("TTFT, ms", 9),
-    ("ITL p50, ms", 11),
-    ("p99, ms", 8),
-    ("ratio", 17),
-)
+    ("test", 16), ("clients", 7), ("server", 20), ("t/s", 27),
+    ("TTFT, ms", 9), ("ITL p50, ms", 11), ("p99, ms", 8), ("ratio", 17),
+)  # fmt: skip
 _N_LEFT = 1
 _SERVER, _RATIO = 2, len(_COLUMNS) - 1
 
@@ -61,13 +55,8 @@ class Result:
 
     def notes(self) -> list[str]:
         """What has to be known of the samples, once each."""
-        found = (
-            f"{name}: {note}"
-            for name, samples in self.samples.items()
-            for one in samples
-            for note in one.notes
-        )
-        return list(dict.fromkeys(found))
+        every = ((name, one) for name, samples in self.samples.items() for one in samples)
+        return list(dict.fromkeys(f"{name}: {note}" for name, one in every for note in one.notes))
 
 
 # -- the table
@@ -91,22 +80,14 @@ class Table:
 
     def lines(self, result: Result) -> str:
         """A line for each server."""
-        test = result.test
         lines = []
         for server in result.samples:
             numbers = [result.median(server, name) for name in ("ttft", "itl_p50", "itl_p99")]
-            lines.append(
-                self._line(
-                    [
-                        test.name,
-                        str(test.clients),
-                        server,
-                        spread_text(result.speed(server), 1),
-                        *("" if number is None else f"{number:.1f}" for number in numbers),
-                        "" if (ratio := result.ratio(server)) is None else spread_text(ratio, 2),
-                    ]
-                )
-            )
+            cells = [result.test.name, str(result.test.clients), server]
+            cells.append(spread_text(result.speed(server), 1))
+            cells += ["" if number is None else f"{number:.1f}" for number in numbers]
+            cells.append(spread_text(result.ratio(server), 2))
+            lines.append(self._line(cells))
         return "".join(lines)
 
     def _line(self, cells: Sequence[str]) -> str:
@@ -118,8 +99,10 @@ class Table:
         return f"| {' | '.join(shown)} |\n"
 
 
-def spread_text(value: Spread, digits: int) -> str:
-    """Format a median with its bounds, such as ``12.3 [11.9, 12.5]``."""
+def spread_text(value: Spread | None, digits: int) -> str:
+    """Format a median with its bounds, such as ``12.3 [11.9, 12.5]``; empty without one."""
+    if value is None:
+        return ""
     shown = f"{value.median:.{digits}f}"
     if value.low == value.high:
         return shown
@@ -159,22 +142,16 @@ def csv_text(results: Sequence[Result]) -> str:
 
 def plain(results: Sequence[Result], options: Mapping[str, Any]) -> dict[str, Any]:
     """Everything, for a JSON file: the machine, the options, and each sample."""
-    return {
-        "machine": machine(),
-        "options": options,
-        "results": [
-            {
-                **attrs.asdict(result.test),
-                "test": result.test.name,
-                "records": list(records(result)),
-                "samples": {
-                    name: [attrs.asdict(one) for one in samples]
-                    for name, samples in result.samples.items()
-                },
-            }
-            for result in results
-        ],
-    }
+    found = [
+        {
+            **attrs.asdict(one.test),
+            "test": one.test.name,
+            "records": list(records(one)),
+            "samples": attrs.asdict(one)["samples"],
+        }
+        for one in results
+    ]
+    return {"machine": machine(), "options": options, "results": found}
 
 
 def machine() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import attrs
 import trio
 
-from trioserve.bench.stats import Spread, percentile
+from trioserve.bench.stats import Spread, spread
 from trioserve.errors import TrioServeError
 
 #: Flags of a server, and how fast it is with them: tokens a second of each kind of work.
@@ -84,25 +84,17 @@ def noise_of(runs: Sequence[Speeds]) -> float:
 
 def judged(factor: str, flags: Flags, runs: Sequence[Speeds], base: Sequence[Speeds]) -> Trial:
     """Decide about flags that were measured in turn with others."""
-    gains = [ratio(ours, theirs) for ours, theirs in zip(runs, base, strict=True)]
-    gain = Spread(percentile(gains, 0.5), min(gains), max(gains))
+    pairs = [*zip(runs, base, strict=True)]
+    gain = spread([ratio(ours, theirs) for ours, theirs in pairs])
+    assert gain is not None
     noise = noise_of(base)
     outcome = "no difference"
     if gain.low > 1 and gain.median > 1 + max(LEAST_GAIN, noise):
         outcome = "better"
     elif gain.high < 1 and gain.median < 1 - max(LEAST_GAIN, noise):
         outcome = "worse"
-    return Trial(
-        factor=factor,
-        flags=flags,
-        gain=gain,
-        noise=noise,
-        kinds={
-            kind: percentile([a[kind] / b[kind] for a, b in zip(runs, base, strict=True)], 0.5)
-            for kind in base[0]
-        },
-        outcome=outcome,
-    )
+    kinds = {kind: statistics.median(a[kind] / b[kind] for a, b in pairs) for kind in base[0]}
+    return Trial(factor=factor, flags=flags, gain=gain, noise=noise, kinds=kinds, outcome=outcome)
 
 
 class Search:
@@ -163,8 +155,7 @@ class Search:
             kept = [one for one in order[: max(1, len(order) // 2)] if medians[one] >= _HOPELESS]
             for option in order:
                 if option not in kept:
-                    found = gains.pop(option)
-                    gain = Spread(medians[option], min(found), max(found))
+                    gain = spread(gains.pop(option))
                     trial = Trial(factor=factor.name, flags=option, gain=gain, outcome="dropped")
                     self._told(trial)
             if len(kept) <= 1:

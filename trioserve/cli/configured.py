@@ -11,7 +11,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -197,9 +198,11 @@ class Settings:
         except msgspec.DecodeError as error:
             raise ConfigError(f"{self.record_path} cannot be read: {error}") from None
 
-    def _document(self, text: str | None) -> Document:
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Name the file where its text cannot be changed."""
         try:
-            return Document(text or "")
+            yield
         except ValueError as error:
             raise ConfigError(f"{self.path}: {error}; nothing was changed") from None
 
@@ -207,16 +210,15 @@ class Settings:
         """The text of the file, the one that it gets, and what is recorded of the change."""
         now, record = self._text(), self._record()
         before = now if record is None else self._undone(now, record)[0]
-        document, changes = self._document(before), list[_Change]()
-        for path, value in self.program.edits(endpoint).items():
-            n_there, old = document.n_there(path), None
-            if n_there == len(path) and (path or before):
-                old = json.dumps(document.value(path))
-            changes.append(_Change(list(path), value, old, max(n_there, 0)))
-            try:
+        changes = list[_Change]()
+        with self._named():
+            document = Document(before or "")
+            for path, value in self.program.edits(endpoint).items():
+                n_there, old = document.n_there(path), None
+                if n_there == len(path) and (path or before):
+                    old = json.dumps(document.value(path))
+                changes.append(_Change(list(path), value, old, max(n_there, 0)))
                 document = document.put(path, value)
-            except ValueError as error:
-                raise ConfigError(f"{self.path}: {error}; nothing was changed") from None
         return now, document.text, _Record(str(self.path), before, document.text, changes)
 
     def apply(self, text: str, record: _Record) -> None:
@@ -260,7 +262,9 @@ class Settings:
             return record.before, ()
         if now is None:
             return None, ()
-        document, kept = self._document(now), list[str]()
+        kept = list[str]()
+        with self._named():
+            document = Document(now)
         for change in reversed(record.changes):
             path = as_path(change.path)
             if document.n_there(path) < len(path):

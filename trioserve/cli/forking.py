@@ -18,12 +18,7 @@ from trioserve.cli.memory import uncollected
 from trioserve.cli.systemd import take_sockets
 
 #: What a router imports in any case, and shares with the processes of models.
-_SHARED = (
-    "hypercorn.trio",
-    "hypercorn.utils",
-    "trioserve.api.router.service",
-    "trioserve.app",
-)
+_SHARED = ("hypercorn.trio", "hypercorn.utils", "trioserve.api.router.service", "trioserve.app")
 
 #: What a server imports only when it needs it: a first request should not have to wait for that.
 _OF_MODELS = (

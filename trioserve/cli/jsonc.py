@@ -58,68 +58,65 @@ class Document:
         self._at = 0
         self._root = self._value(0) if self._tokens else None
         if self._at < len(self._tokens):
-            raise self._error()
+            raise self._error(self._peek().start)
 
     def _scan(self) -> Iterator[_Token]:
         at = 0
         while at < len(self.text):
             found = _TOKEN.match(self.text, at)
             if found is None:
-                raise ValueError(f"line {self.text.count(chr(10), 0, at) + 1} is not JSON")
+                raise self._error(at)
             at = found.end()
             assert found.lastgroup is not None
             if found.lastgroup != "blank":
                 yield _Token(found.lastgroup, found[0], found.start(), at)
 
-    def _error(self) -> ValueError:
-        at = self._tokens[self._at].start if self._at < len(self._tokens) else len(self.text)
+    def _error(self, at: int) -> ValueError:
         return ValueError(f"line {self.text.count(chr(10), 0, at) + 1} is not JSON")
 
-    def _next(self, *wanted: str) -> _Token:
-        """Take the next token, which is one of these or anything."""
+    def _peek(self, *wanted: str) -> _Token:
+        """The next token, which is one of these or anything."""
         token = self._tokens[self._at] if self._at < len(self._tokens) else None
         if token is None or (wanted and token.text not in wanted):
-            raise self._error()
+            raise self._error(len(self.text) if token is None else token.start)
+        return token
+
+    def _next(self, *wanted: str) -> _Token:
+        """Take the next token."""
+        token = self._peek(*wanted)
         self._at += 1
         return token
 
     def _value(self, depth: int) -> _Node:
         token = self._next()
         if token.text not in ("{", "[") or token.kind != "mark":
-            self._at -= 1
             try:
                 json.loads(token.text)
             except ValueError:
-                raise self._error() from None
-            self._at += 1
+                raise self._error(token.start) from None
             return _Node(token.start, token.end)
         if depth > _MAX_DEPTH:
-            raise self._error()
+            raise self._error(token.end)
         return self._container(token, depth)
 
     def _container(self, opening: _Token, depth: int) -> _Node:
         is_list, members = opening.text == "[", list[tuple[str, int, _Node]]()
         closing = "]" if is_list else "}"
         last = opening
-        while True:
-            if self._at == len(self._tokens):
-                raise self._error()
-            if (token := self._tokens[self._at]).text == closing and token.kind == "mark":
-                self._at += 1
-                return _Node(opening.start, token.end, members, is_list, last.end)
+        while (token := self._next()).text != closing or token.kind != "mark":
             key = ""
-            if not is_list:
+            if is_list:
+                self._at -= 1
+            else:
                 if token.kind != "string" and not _BARE.fullmatch(token.text):
-                    raise self._error()
+                    raise self._error(token.start)
                 key = json.loads(token.text) if token.kind == "string" else token.text
-                self._at += 1
                 self._next(":")
             members.append((key, token.start, self._value(depth + 1)))
             last = self._tokens[self._at - 1]
-            if self._next(",", closing).text == closing:
-                self._at -= 1
-            else:
-                last = self._tokens[self._at - 1]
+            if self._peek(",", closing).text == ",":
+                last = self._next()
+        return _Node(opening.start, token.end, members, is_list, last.end)
 
     # -- reading
 

@@ -187,20 +187,13 @@ class McpApp:
 async def _read(receive: _Receive, held: MemoryReservation, length: int, most: int) -> bytes:
     """Read a body, and hold memory for it and its values. A client that leaves ends it.
 
-    The SDK parses it on the event loop.
-
-    Args:
-        receive: gives its parts.
-        held: grows.
-        length: its bytes, as the client announces; 0: it does not.
-        most: the most that it may have.
+    The SDK parses it on the event loop. `length` is what the client announces; 0: nothing.
 
     Raises:
         PayloadTooLargeError: it is longer than `most`, or has too many values.
         MemoryFullError: requests hold too much memory as it is.
     """
-    body = bytearray()
-    has_more = True
+    body, has_more = bytearray(), True
     while has_more:
         message = await receive()
         part = message.get("body", b"")

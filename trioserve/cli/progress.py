@@ -100,9 +100,7 @@ class ProgressReport:
     """
 
     def __init__(self, stream: TextIO, *, n_log_lines: int = 0) -> None:
-        self._stream = stream
-        self._n_log_lines = n_log_lines
-        self._n_logged = 0
+        self._stream, self._n_log_lines, self._n_logged = stream, n_log_lines, 0
         self._has_line = False
         self._began: tuple[float, float] | None = None  # the time, and what was done then
         self._wrote_at = 0.0
@@ -122,8 +120,7 @@ class ProgressReport:
         now = monotonic()
         began, n_before = self._began or self._begin(now, done)
         seconds, n_new = now - began, done - n_before
-        speed = n_new / seconds if seconds > 0 else 0.0
-        line = _line(what, done, total, unit, speed)
+        line = _line(what, done, total, unit, n_new / seconds if seconds > 0 else 0.0)
         if self._stream.isatty():
             self._has_line = True
             columns = shutil.get_terminal_size().columns

@@ -48,8 +48,7 @@ def _overwrite(field: int, find: Callable[[list[bytes]], Iterator[tuple[int, int
     words = ctypes.string_at(start, end - start).split(b"\0")
     for index, begin in find(words):
         place = sum(len(word) + 1 for word in words[:index])
-        length = len(words[index])
-        ctypes.memset(start + place + begin, ord("*"), length - begin)
+        ctypes.memset(start + place + begin, ord("*"), len(words[index]) - begin)
 
 
 def _secret_arguments(words: list[bytes]) -> Iterator[tuple[int, int]]:

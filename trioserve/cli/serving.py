@@ -408,9 +408,8 @@ def open_socket(host: str, port: int, *, reuse: bool = False, both: bool = True)
     """
     if host.endswith(".sock"):
         return _open_path(Path(host))
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
     opened = socket.socket(family, kind, protocol)
     try:
         if sys.platform != "win32":  # where it would let two servers share a port
@@ -473,19 +472,10 @@ def url_of(listening: socket.socket, *, secure: bool = False) -> str:
 def catalog_of(
     config: Config, argv: Sequence[str], environ: Mapping[str, str], *, watched: bool = False
 ) -> Catalog | None:
-    """Find the models of the catalog. Blocks.
+    """Find the models of the catalog; None if this process serves a single model. Blocks.
 
     A model that runs on several machines has a catalog with only itself: its process may end or
-    hang with any of them, and must be watched.
-
-    Args:
-        config: the configuration.
-        argv: the command line; its flags apply to all models.
-        environ: the environment variables.
-        watched: whether another program watches this process, and restarts it.
-
-    Returns:
-        The models; None if this process serves a single model.
+    hang with any of them, and must be watched. `watched`: another program does so, and restarts it.
 
     Raises:
         ConfigError: the models cannot be listed, or this machine cannot use other machines.

@@ -101,24 +101,12 @@ def digest_of(shown: str) -> bytes:
 
 
 def read_keys(path: str) -> tuple[Key, ...]:
-    """Read the file. Blocks.
-
-    Raises:
-        ConfigError: it cannot be read, or has an invalid entry; names the line.
-    """
+    """Read the file. Blocks. Raises ConfigError, which names the line of an invalid entry."""
     return parse_keys(readers.file(path), path)
 
 
 def parse_keys(text: str, path: str) -> tuple[Key, ...]:
-    """Read the text of a file.
-
-    Args:
-        text: TOML.
-        path: of the file, for errors.
-
-    Raises:
-        ConfigError: an entry is invalid; names the line.
-    """
+    """Read the text of a file, whose path is for errors. Raises ConfigError, as `read_keys`."""
     keys: dict[bytes, Key] = {}
     for name, table in readers.parse_toml(text, path).items():
         key = _read_key(name, table, _Place(path, text, name))
@@ -226,13 +214,7 @@ _PREFIX = "ts-"
 def add_key(path: str, name: str, fields: Mapping[str, Any]) -> str:
     """Make a key, and append its table to the file, which need not exist. Blocks.
 
-    Args:
-        path: of the file.
-        name: of the key.
-        fields: those of its table, but for the hash.
-
-    Returns:
-        The key, which is written nowhere.
+    `fields` are those of the table, but for the hash. The key that it returns is written nowhere.
 
     Raises:
         ConfigError: the name is taken, a value is invalid, or the file cannot be used.
@@ -240,14 +222,13 @@ def add_key(path: str, name: str, fields: Mapping[str, Any]) -> str:
     check_name(name, lambda _, problem: ConfigError(f"the key {name!r} {problem}"))
     key = _PREFIX + secrets.token_urlsafe(_N_BYTES)
     values = {"hash": f"sha256:{digest_of(key).hex()}", **fields}
-    toml = {field: json.dumps(value, ensure_ascii=False) for field, value in values.items()}
-    lines = [f"[{name}]", *(f"{field} = {value}" for field, value in toml.items()), ""]
+    toml = (f"{one} = {json.dumps(value, ensure_ascii=False)}" for one, value in values.items())
     with _locked(path):
         text = readers.file(path) if os.path.lexists(path) else ""
         if any(key.name == name for key in parse_keys(text, path)):
             raise ConfigError(f"{path} has a key {name!r} already")
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-        text += gap + "\n".join(lines)
+        text += gap + "\n".join([f"[{name}]", *toml, ""])
         parse_keys(text, path)
         replace_file(path, text)
     return key
@@ -277,14 +258,11 @@ def _without(name: str, text: str, path: str) -> str:
         if not lines[stop - 1].lstrip().startswith("#") and lines[stop - 1].strip():
             end = stop  # what follows is a comment, perhaps on the next key
     left = "".join((*lines[:start], *lines[end:]))
-    try:
-        is_right = parse_keys(left, path) == tuple(key for key in before if key.name != name)
-    except ConfigError:
-        is_right = False
-    if not is_right:
-        raise ConfigError(f"{path}: the key {name!r} is written in a way that only an editor can "
-                          "remove")  # fmt: skip
-    return left
+    with suppress(ConfigError):
+        if parse_keys(left, path) == tuple(key for key in before if key.name != name):
+            return left
+    problem = f"the key {name!r} is written in a way that only an editor can remove"
+    raise ConfigError(f"{path}: {problem}")
 
 
 @contextmanager

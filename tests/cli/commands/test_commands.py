@@ -14,7 +14,8 @@ from tests.support.command import Terminal
 from tests.support.gguf_models import write_decoder
 from trioserve.cli.commands import ALIASES, COMMANDS, ELSEWHERE
 from trioserve.cli.main import main
-from trioserve.cli.output import has_colors
+from trioserve.cli.output import has_colors, write_file
+from trioserve.errors import ConfigError
 from trioserve.models import BUNDLED
 from trioserve.store.database import Database
 from trioserve.units import bytes_text, count_text, duration_text, rate_text

@@ -240,10 +240,9 @@ class Batch:
     @property
     def failed(self) -> list[int]:
         """The lines whose answer is an error, and those that have got none."""
-        ids = {id_ for id_, is_good in self.answered.items() if not is_good}
-        return [
-            n for n, each in self.requests.items() if each.custom_id in ids or n in self._given_up
-        ]
+        is_good, left = self.answered, self._given_up
+        lines = self.requests.items()
+        return [n for n, each in lines if n in left or not is_good.get(each.custom_id, True)]
 
     def summary(self) -> str:
         """Tell how many lines have answers, and which ones have failed."""
@@ -282,7 +281,7 @@ class Batch:
                 progress.tell("Answering", n_done, len(left), "lines")
 
         with ProgressReport(sys.stderr) as progress:
-            progress.tell("Answering", n_done, len(left), "lines")
+            progress.tell("Answering", 0, len(left), "lines")
             async with trio.open_nursery() as nursery:
                 # As many lines wait as run: those that begin together are computed together.
                 for _ in range(min(2 * (props.total_slots or n_slots), _MAX_PLACES, len(left))):
@@ -325,10 +324,7 @@ class Batch:
         self._append(n, {"status_code": status, "request_id": request_id, "body": value})
 
     def _append(
-        self,
-        n: int,
-        response: Mapping[str, Any] | None,
-        error: Mapping[str, str] | None = None,
+        self, n: int, response: Mapping[str, Any] | None, error: Mapping[str, str] | None = None
     ) -> None:
         """Write the answer to a line, at once: no other task runs, so none is lost or mixed."""
         id_ = self.requests[n].custom_id

@@ -102,12 +102,8 @@ async def servers_of(given: Arguments, config: Config) -> AsyncIterator[Sequence
                 raise ConfigError(f"{one} has no model {model}")
             # Other servers may close a kept connection just as the next request goes out.
             client = await stack.enter_async_context(client_of(one, n_kept=0))
-            server = Server(
-                name=name.removeprefix("http://"),
-                client=client,
-                model=chosen,
-                seed=f"{seed} {len(servers)}",
-            )
+            name, own_seed = name.removeprefix("http://"), f"{seed} {len(servers)}"
+            server = Server(name=name, client=client, model=chosen, seed=own_seed)
             servers.append(await server.calibrated())
         yield servers
 

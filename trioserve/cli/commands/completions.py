@@ -130,6 +130,7 @@ def _of_command(
     command: Command, before: Sequence[str], typed: str, environ: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
     own, left = command.named(), [*reversed(before)]
+    takes: dict[str, str | Flag] = {**BY_NAME, **{name: one.value for name, one in own.items()}}
     n_words, flags = 0, list[str]()
     while left:
         word = left.pop()
@@ -142,13 +143,12 @@ def _of_command(
         else:
             n_words += 1
         if n > len(left):  # the value is what is typed
-            yield from _values(option.value if option else BY_NAME.get(word), flags, environ)
+            yield from _values(takes.get(word), flags, environ)
             return
         del left[len(left) - n :]
     if typed.startswith("-") and "=" in typed:
         flag = typed.partition("=")[0]
-        option = own.get(flag)
-        for value, about in _values(option.value if option else BY_NAME.get(flag), flags, environ):
+        for value, about in _values(takes.get(flag), flags, environ):
             yield (value if value == FILES else f"{flag}={value}"), about
     elif typed.startswith("-"):
         yield from ((name, option.help) for name, option in own.items())

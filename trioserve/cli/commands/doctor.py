@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache, partial
 from importlib.metadata import version
 from logging.handlers import BufferingHandler
@@ -225,19 +225,19 @@ def _throttling(*_others: object) -> Iterator[Finding]:
     if (share := _stopped_share()) is not None and share > _SOME:
         yield _warning("cores", f"the container's limit stops them in {share:.0%} of its periods",
                        "raise the limit of CPUs, or set --threads to it, rounded down")  # fmt: skip
-    heat = _numbers("cpu*/thermal_throttle/core_throttle_total_time_ms")
-    if heat and max(heat) > _SOME * time.clock_gettime(time.CLOCK_BOOTTIME) * 1000:
+    heat = _most_of("cpu*/thermal_throttle/core_throttle_total_time_ms")
+    if heat > _SOME * time.clock_gettime(time.CLOCK_BOOTTIME) * 1000:
         yield _warning(
             "cores",
-            f"heat has slowed them down for {duration_text(max(heat) / 1000)} since boot",
+            f"heat has slowed them down for {duration_text(heat / 1000)} since boot",
             "look at the cooling, or set a lower --threads",
         )
-    allowed = _numbers("cpu*/cpufreq/scaling_max_freq")
-    possible = _numbers("cpu*/cpufreq/cpuinfo_max_freq")
-    if allowed and possible and max(allowed) < _MOST * max(possible):
+    allowed = _most_of("cpu*/cpufreq/scaling_max_freq")
+    possible = _most_of("cpu*/cpufreq/cpuinfo_max_freq")
+    if 0 < allowed < _MOST * possible:
         yield _warning(
             "cores",
-            f"they are limited to {max(allowed) / 1e6:.1f} of {max(possible) / 1e6:.1f} GHz",
+            f"they are limited to {allowed / 1e6:.1f} of {possible / 1e6:.1f} GHz",
             "end the mode that saves power, as with powerprofilesctl set performance",
         )
 
@@ -251,13 +251,13 @@ def _stopped_share() -> float | None:
     return None
 
 
-def _numbers(pattern: str) -> list[int]:
-    """The numbers in files about cores; those that cannot be read are left out."""
-    found = []
+def _most_of(pattern: str) -> int:
+    """The greatest number in files about cores; 0: none can be read."""
+    most = 0
     for path in _CPUS.glob(pattern):
         with suppress(OSError, ValueError):
-            found.append(int(path.read_text()))
-    return found
+            most = max(most, int(path.read_text()))
+    return most
 
 
 def _model(config: Config, *_others: object) -> Iterator[Finding]:
@@ -318,12 +318,11 @@ def _peers(config: Config) -> list[Peer | ModelLoadError]:
 
 def _rpc(config: Config, *_others: object) -> Iterator[Finding]:
     """Whether other machines can compute a part of the model."""
-    if not config.rpc:
-        return
-    try:
-        library.check()
-    except TrioServeError as error:
-        yield _problem("rpc", error.message)
+    if config.rpc:
+        try:
+            library.check()
+        except TrioServeError as error:
+            yield _problem("rpc", error.message)
     for one in _peers(config):
         if isinstance(one, ModelLoadError):
             yield _problem("rpc", one.message)
@@ -335,32 +334,24 @@ def _rpc(config: Config, *_others: object) -> Iterator[Finding]:
 
 def _models(config: Config, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
     """The models in the catalog."""
+    logger, handler = logging.getLogger("trioserve.models.catalog"), BufferingHandler(10_000)
+    before = logger.level, logger.propagate
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False  # its warnings are findings
+    logger.addHandler(handler)
     try:
-        with _collected(logging.getLogger("trioserve.models.catalog")) as warnings:
-            catalog = Catalog(config, argv, environ)
+        catalog = Catalog(config, argv, environ)
     except TrioServeError as error:
         yield _problem("models", error.message)
         return
-    for record in warnings:
-        yield _warning("models", record.getMessage())
-    found = [one for one in catalog.entries.values() if one.source is not Source.BUNDLED]
-    yield _ok("models", f"{len(found)} to choose from, and the bundled one")
-
-
-@contextmanager
-def _collected(logger: logging.Logger) -> Iterator[list[logging.LogRecord]]:
-    """Collect the warnings of a logger instead of writing them."""
-    handler = BufferingHandler(capacity=10_000)
-    before = logger.level, logger.propagate
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False
-    logger.addHandler(handler)
-    try:
-        yield handler.buffer
     finally:
         logger.removeHandler(handler)
         level, logger.propagate = before
         logger.setLevel(level)
+    for record in handler.buffer:
+        yield _warning("models", record.getMessage())
+    found = [one for one in catalog.entries.values() if one.source is not Source.BUNDLED]
+    yield _ok("models", f"{len(found)} to choose from, and the bundled one")
 
 
 def _port(config: Config, *_others: object) -> Iterator[Finding]:

@@ -49,9 +49,8 @@ def add(given: Arguments) -> int:
 
 def list_(given: Arguments) -> int:
     """List the keys."""
-    rows = [attrs.asdict(key) for key in read_keys(_file(given))]
-    for row in rows:
-        del row["digest"]
+    shown = attrs.filters.exclude("digest")
+    rows = [attrs.asdict(key, filter=shown) for key in read_keys(_file(given))]
     print_list(_COLUMNS, rows, as_json=given["json"])
     return 0
 

@@ -81,21 +81,14 @@ async def _run(server: AgentServer, prompt: str, settings: dict[str, Any], *, ve
             shows=2 if verbose else int(not prompt and sys.stdout.isatty()),
         )
         async with alongside(partial(_stop_answers, chat)):
-            if prompt:
-                has_answer = await chat.say(prompt)
-            else:
+            if not prompt:
                 print(_greeting(endpoint))
-                return await _converse(chat)
-    if chat.was_stopped:
-        return 128 + signal.SIGINT
-    return 0 if has_answer else 1
-
-
-async def _converse(chat: TerminalChat) -> int:
-    await chat.list_models()
-    async with reading(chat) as read:
-        await chat.converse(read)
-    return 0
+                await chat.list_models()
+                async with reading(chat) as read:
+                    await chat.converse(read)
+                return 0
+            has_answer = await chat.say(prompt)
+    return 128 + signal.SIGINT if chat.was_stopped else int(not has_answer)
 
 
 def _greeting(endpoint: Endpoint) -> str:

@@ -173,8 +173,9 @@ class Tuning:
         async with started(flags, config, self.environ) as address:
             model = only(await models_at(address))
             async with client_of(address) as client:
-                server = Server(name=" ".join(more), client=client, model=model, seed=self._seed)
-                server = await server.calibrated()
+                server = await Server(
+                    name=" ".join(more), client=client, model=model, seed=self._seed
+                ).calibrated()
                 # A new server is slower until it knows the machine.
                 warm_up = speed.Workload(n_gen=self._n_gen, clients=self.config.parallel)
                 await speed.measure(server, warm_up, "warm-up")
@@ -236,8 +237,8 @@ class Tuning:
 
 def row_of(trial: Trial) -> tuple[str, ...]:
     """A line of the table."""
-    gain = "" if trial.gain is None else report.spread_text(trial.gain, 2)
     noise = f"{trial.noise:.0%}" if trial.kinds else ""
+    gain = report.spread_text(trial.gain, 2)
     return trial.factor, " ".join(trial.flags), gain, noise, trial.outcome
 
 
@@ -257,10 +258,9 @@ def verdict(found: Found, trials: Sequence[Trial]) -> str:
     if final is None or not found.flags:
         lines.append(f"No flags are faster than the defaults beyond the noise of {noise:.0%}.")
     else:
-        assert final.gain is not None
+        times = report.spread_text(final.gain, 2)
         lines.append(
-            f"The best flags are {' '.join(found.flags)}: "
-            f"{report.spread_text(final.gain, 2)} times the defaults' speed"
+            f"The best flags are {' '.join(found.flags)}: {times} times the defaults' speed"
         )
         lines.append(table([(f"  {kind}", f"{gain:.2f}") for kind, gain in final.kinds.items()]))
     return "\n" + "\n".join(lines).rstrip("\n") + "\n"

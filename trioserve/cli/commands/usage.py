@@ -56,7 +56,9 @@ def run(given: Arguments) -> int:
     """Run the command; see `trioserve.cli.commands`."""
     from trioserve.store.usage import Group, UsageQuery, day_before, day_of
 
-    groups = _groups(given["by"])
+    groups = list(dict.fromkeys(given["by"].split(",")))
+    if not {*groups} <= {*_GROUPS}:
+        raise ConfigError("usage: --by must be day, key or model, or several of them, with commas")
     end = day_of(time.time())
     start = day_before(end, _days(given["since"]) - 1)
     if (store := given["store"]) is None:
@@ -74,13 +76,6 @@ def run(given: Arguments) -> int:
     groups_first = [Column(name, lambda text: text or "-", missing="-") for name in groups]
     print_list([*groups_first, *_NUMBERS], rows, as_json=given["json"])
     return 0
-
-
-def _groups(text: str) -> list[str]:
-    names = list(dict.fromkeys(text.split(",")))
-    if not {*names} <= {*_GROUPS}:
-        raise ConfigError("usage: --by must be day, key or model, or several of them, with commas")
-    return names
 
 
 def _days(text: str) -> int:

@@ -12,7 +12,7 @@ import trio
 
 from trioserve.chat.deltas import ContentDelta, ReasoningDelta
 from trioserve.cli.local_server import MAX_BYTES, Props, named, names_of
-from trioserve.cli.output import DIM, RED, has_colors, styled
+from trioserve.cli.output import DIM, RED, has_colors, styled, table
 from trioserve.cli.terminal import turns
 from trioserve.cli.terminal.turns import Turn
 from trioserve.config.unsupported import did_you_mean
@@ -152,12 +152,11 @@ class TerminalChat:
         return [*system, *(one.message() for one in self.messages)]
 
     async def _stream(self, answer: list[str]) -> None:
-        messages = self._sent()
-        settings = cast(ChatFields, self.settings)
         is_thinking, began, first = False, trio.current_time(), 0.0
         server = RemoteServer.over(self.client, self.model)
+        settings = cast(ChatFields, self.settings)
         try:
-            async with server.stream_chat(messages, **settings) as stream:
+            async with server.stream_chat(self._sent(), **settings) as stream:
                 async for chunk in stream:
                     first = first or trio.current_time() - began
                     is_thinking = self._show(chunk, answer, is_thinking=is_thinking)
@@ -211,13 +210,7 @@ class TerminalChat:
 
 
 def speeds(timings: Timings, first: float, detail: int) -> str:
-    """Tell the speed of an answer.
-
-    Args:
-        timings: of the server.
-        first: seconds to the first token.
-        detail: 0 for nothing, 1 for a line, 2 for all.
-    """
+    """Tell the speed of an answer, with `first` seconds to its first token; `detail` as `shows`."""
     if not detail or not timings.predicted_n:
         return ""
     seconds = timings.predicted_ms / 1000
@@ -257,22 +250,12 @@ class ChatCommand:
 
 async def _help(_chat: TerminalChat, _rest: str) -> str:
     rows = [(f"{name} {one.usage}".rstrip(), one.help) for name, one in COMMANDS.items()]
-    width = max(len(usage) for usage, _ in rows) + 2
-    lines = [f"{usage.ljust(width)}{about}" for usage, about in rows if about]
-    return "\n".join([*lines, _KEYS])
+    return table([row for row in rows if row[1]]) + _KEYS
 
 
 async def _clear(chat: TerminalChat, _rest: str) -> str:
     chat.messages.clear()
     return "The conversation is forgotten."
-
-
-async def _compact(chat: TerminalChat, _rest: str) -> str:
-    return await chat.compact()
-
-
-async def _system(chat: TerminalChat, rest: str) -> str:
-    return _set_system(chat, rest)
 
 
 async def _model(chat: TerminalChat, rest: str) -> str:
@@ -314,8 +297,7 @@ async def _show(chat: TerminalChat, _rest: str) -> str:
         "system": chat.system or "none",
         **{name: str(value) for name, value in chat.settings.items()},
     }
-    width = max(map(len, rows)) + 2
-    return "\n".join(f"{name.ljust(width)}{text}" for name, text in rows.items())
+    return table([*rows.items()]).rstrip()
 
 
 async def _set(chat: TerminalChat, rest: str) -> str:
@@ -369,9 +351,9 @@ def _format(chat: TerminalChat, value: str) -> str:
     return "Answers are JSON."
 
 
-def _verbose(chat: TerminalChat, detail: int, text: str) -> str:
+def _verbose(chat: TerminalChat, detail: int) -> str:
     chat.shows = detail
-    return text
+    return "All speeds are shown." if detail else "No speeds are shown."
 
 
 def _history(chat: TerminalChat, keeps: bool) -> str:
@@ -388,8 +370,8 @@ def _set_system(chat: TerminalChat, value: str) -> str:
 SETTINGS: Mapping[str, Callable[[TerminalChat, str], str]] = {
     "think": _think,
     "nothink": lambda chat, _: _think(chat, "off"),
-    "verbose": lambda chat, _: _verbose(chat, 2, "All speeds are shown."),
-    "quiet": lambda chat, _: _verbose(chat, 0, "No speeds are shown."),
+    "verbose": lambda chat, _: _verbose(chat, 2),
+    "quiet": lambda chat, _: _verbose(chat, 0),
     "format": _format,
     "noformat": lambda chat, _: _format(chat, ""),
     "system": _set_system,
@@ -406,8 +388,10 @@ COMMANDS: Mapping[str, ChatCommand] = {
     "/help": ChatCommand("", "show this", _help),
     "/?": ChatCommand("", "", _help),
     "/clear": ChatCommand("", "forget the conversation", _clear),
-    "/compact": ChatCommand("", "go on with a summary of the conversation", _compact),
-    "/system": ChatCommand("TEXT", "set the system message; without TEXT, remove it", _system),
+    "/compact": ChatCommand("", "go on with a summary of the conversation",
+                            lambda chat, _: chat.compact()),
+    "/system": ChatCommand("TEXT", "set the system message; without TEXT, remove it",
+                           lambda chat, rest: _set(chat, f"system {rest}")),
     "/set": ChatCommand(
         "NAME VALUE",
         "think on, verbose, format json, system TEXT, nohistory, temperature 0.2, ...",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,14 +99,12 @@ async def read_plainly() -> str | None:
 
 
 @asynccontextmanager
-async def reading(
-    chat: TerminalChat, environ: Mapping[str, str] = os.environ
-) -> AsyncIterator[Read]:
+async def reading(chat: TerminalChat) -> AsyncIterator[Read]:
     """Give what reads messages. Its thread ends when the reading is cancelled."""
     if not sys.stdout.isatty():
         yield read_plainly
         return
-    session = await trio.to_thread.run_sync(_session, chat, environ)
+    session = await trio.to_thread.run_sync(_session, chat)
 
     async def read() -> str | None:
         prompting = _Prompting(session)
@@ -152,7 +150,7 @@ class _Prompting:
                 loop.call_soon_threadsafe(self._exit)
 
 
-def _session(chat: TerminalChat, environ: Mapping[str, str]) -> PromptSession[str]:
+def _session(chat: TerminalChat) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import Completer, Completion
 
@@ -171,7 +169,7 @@ def _session(chat: TerminalChat, environ: Mapping[str, str]) -> PromptSession[st
         complete_while_typing=False,
         complete_in_thread=True,
         enable_suspend=True,
-        history=_history(chat, environ),
+        history=_history(chat),
         key_bindings=_keys(),
     )
 
@@ -206,7 +204,7 @@ def _keys() -> KeyBindings:
     return keys
 
 
-def _history(chat: TerminalChat, environ: Mapping[str, str]) -> History:
+def _history(chat: TerminalChat) -> History:
     """The history in a file that no other user can read; in memory where that is not possible."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
@@ -219,7 +217,7 @@ def _history(chat: TerminalChat, environ: Mapping[str, str]) -> History:
                     chat.keeps_history = False
 
     try:
-        path = user_state(environ) / "history"
+        path = user_state(os.environ) / "history"
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
             os.fchmod(file.fileno(), 0o600)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,12 +76,12 @@ def typed(text: str) -> Turn:
 # -- saved chats
 
 
-def chats(environ: Mapping[str, str] = os.environ) -> Path:
+def chats() -> Path:
     """The folder of this user's chats. Raises ConfigError: the user has no home folder."""
-    return user_state(environ) / "chats"
+    return user_state(os.environ) / "chats"
 
 
-def file_of(name: str, environ: Mapping[str, str] = os.environ) -> Path:
+def file_of(name: str) -> Path:
     """The file of a saved chat: a path, or a name among the chats of this user.
 
     Raises:
@@ -90,7 +89,7 @@ def file_of(name: str, environ: Mapping[str, str] = os.environ) -> Path:
     """
     if "/" in name or name.endswith(".json"):
         return Path(os.path.expanduser(name))
-    return chats(environ) / f"{name}.json"
+    return chats() / f"{name}.json"
 
 
 def save(saved: Saved, path: Path) -> None:
@@ -119,6 +118,6 @@ def load(path: Path) -> Saved:
         raise ConfigError(f"{path} is no saved chat: {error}") from None
 
 
-def saved_names(environ: Mapping[str, str] = os.environ) -> list[str]:
+def saved_names() -> list[str]:
     """The names of the chats of this user."""
-    return sorted(path.stem for path in chats(environ).glob("*.json"))
+    return sorted(path.stem for path in chats().glob("*.json"))
