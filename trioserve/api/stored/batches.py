@@ -138,7 +138,6 @@ async def create(request: BatchRequest, caller: Caller, app: AppState) -> Reply:
         raise InvalidRequestError.at("input_file_id", "names no file.") from None
     prompt = app.route_at("POST", request.endpoint).prompt_fields
     lines, problems = await text_threads().run_sync(lambda: _read(data, request.endpoint, prompt))
-    own = shelf.owner
     body = batch_body(
         new_id("batch"),
         "failed" if problems else "in_progress",
@@ -149,13 +148,23 @@ async def create(request: BatchRequest, caller: Caller, app: AppState) -> Reply:
         request_counts={"total": len(lines), "completed": 0, "failed": 0},
         metadata=request.metadata,
     )
-    app.gate.check()  # a batch in memory ends with the server
     if problems:
-        await shelf.store.do(lambda records: records.add(body["id"], KIND, own, body))
-        return json_reply(body)
-    with trio.CancelScope(shield=True):  # what is stored is started, if the client leaves, too
-        app.batches.start(await add_batch(shelf.store, KIND, own, body, lines))
+        app.gate.check()
+        await shelf.store.do(lambda records: records.add(body["id"], KIND, shelf.owner, body))
+    else:
+        await begin(shelf, app, KIND, body, lines)
     return json_reply(body)
+
+
+async def begin(
+    shelf: Shelf, app: AppState, kind: str, body: dict[str, Any], lines: Sequence[Part]
+) -> Record:
+    """Store a batch of a kind, and start it. Raises StoreFullError."""
+    app.gate.check()  # a batch in memory ends with the server
+    with trio.CancelScope(shield=True):  # what is stored is started, if the client leaves, too
+        batch = await add_batch(shelf.store, kind, shelf.owner, body, lines)
+        app.batches.start(batch)
+    return batch
 
 
 @routes.get("/v1/batches")

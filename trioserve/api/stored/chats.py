@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
@@ -18,14 +18,14 @@ from trioserve.api.base.answers import Answer
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import RequestBody, field, json_type, labels, named, or_null
-from trioserve.api.base.reply import LONG, Json, Reply, Stream, json
+from trioserve.api.base.reply import LONG, Json, Reply, Stream
 from trioserve.api.base.routes import Query, Responder, Routes
 from trioserve.api.openai.chat import ChatCompletion, whole_chat, whole_run
 from trioserve.api.openai.events import ChatEvents
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
 from trioserve.api.stored.items import INPUT, OUTPUT
-from trioserve.api.stored.listing import QUERY, Page, PageOf, page_of
+from trioserve.api.stored.listing import QUERY, DeletedRecord, Page, PageOf, deleted, page_of
 from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded
 from trioserve.chat.deltas import MessageBuilder
 from trioserve.errors import InvalidRequestError, NotFoundError, TrioServeError
@@ -245,14 +245,6 @@ class StoredMessages(PageOf):
     data: Sequence[StoredMessage]
 
 
-class DeletedChat(Answer):
-    """What was deleted."""
-
-    id: str
-    object: Literal["chat.completion.deleted"] = "chat.completion.deleted"
-    deleted: bool = True
-
-
 @json_type(properties={"metadata": or_null(labels.json_schema)})  # type: ignore[attr-defined]
 def _metadata(body: Mapping[str, Any]) -> dict[str, str]:
     """Read the new metadata, which null empties."""
@@ -335,12 +327,11 @@ async def change(request: ChatChange, caller: Caller, app: AppState, id_: str) -
 
 
 @routes.delete("/v1/chat/completions/<id_>")
-@gives(DeletedChat)
+@gives(DeletedRecord)
 async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Delete a stored chat."""
-    await Shelf.of(caller, app).find(KIND, id_)
-    await app.store.delete(id_)
-    return json(DeletedChat(id_))
+    await Shelf.of(caller, app).delete(KIND, id_)
+    return deleted("chat.completion.deleted", id_)
 
 
 @routes.get("/v1/chat/completions/<id_>/messages")

@@ -32,6 +32,7 @@ from trioserve.api.stored.listing import (
     Side,
     StoredItem,
     StoredItems,
+    deleted,
     page_of,
 )
 from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded, missing
@@ -151,9 +152,8 @@ async def change(request: ConversationChange, caller: Caller, app: AppState, id_
 @gives(DeletedRecord)
 async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Delete a conversation with its items. Responses that continued it stay."""
-    await Shelf.of(caller, app).find(CONVERSATION, id_)
-    await app.store.delete(id_)
-    return json(DeletedRecord(id_, "conversation.deleted"))
+    await Shelf.of(caller, app).delete(CONVERSATION, id_)
+    return deleted("conversation.deleted", id_)
 
 
 @routes.post("/v1/conversations/<id_>/items")

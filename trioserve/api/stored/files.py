@@ -159,14 +159,8 @@ async def content_of(shelf: Shelf, files: Sequence[tuple[str, int]], content_typ
 @gives(DeletedRecord)
 async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Delete a file. A batch that was made of it continues."""
-    await delete_file(id_, caller, app)
+    await Shelf.of(caller, app).delete(FILE, id_)
     return deleted(FILE, id_)
-
-
-async def delete_file(id_: str, caller: Caller, app: AppState) -> None:
-    """Delete a file of a caller. Raises NotFoundError: there is none."""
-    await Shelf.of(caller, app).find(FILE, id_)
-    await app.store.delete(id_)
 
 
 async def read_uploads(app: AppState, ids: Sequence[str], caller: Caller) -> Mapping[str, Upload]:

@@ -83,6 +83,13 @@ class DeletedRecord(Answer):
     deleted: bool = True
 
 
+class DeletedOfAnthropic(Answer):
+    """What was deleted, in Anthropic's form."""
+
+    id: str
+    type: str
+
+
 @attrs.frozen
 class Page:
     """Which entries of a list a request wants."""
@@ -148,7 +155,7 @@ class Page:
         shelf: Shelf,
         kind: str,
         is_wanted: Callable[[Record], bool] = lambda record: True,
-        entry: Callable[[Record], dict[str, Any]] = lambda record: record.body,
+        entry: Callable[[Record], Any] = lambda record: record.body,
         form: Callable[..., Answer] | None = None,
     ) -> Json:
         """Answer with a page of the client's records of a kind.
@@ -216,11 +223,10 @@ def page_of(shown: Sequence[dict[str, Any]], *, more: bool = False) -> PageOf:
 _CURSOR = "page_"
 
 
-def page_of_anthropic(shown: Sequence[dict[str, Any]], *, more: bool = False) -> AnthropicPage:
-    """A page in Anthropic's form."""
-    page = page_of(shown, more=more)
-    cursor = f"{_CURSOR}{page.last_id}" if more else None
-    return AnthropicPage(shown, page.first_id, page.last_id, more, cursor)
+def page_of_anthropic(shown: Sequence[Any], *, more: bool = False) -> AnthropicPage:
+    """A page in Anthropic's form, of answers with an id."""
+    first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
+    return AnthropicPage(shown, first, last, more, f"{_CURSOR}{last}" if more else None)
 
 
 def moment(seconds: float) -> str:

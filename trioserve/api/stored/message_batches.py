@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Literal
 
 import attrs
-import msgspec
 import trio
 
 from trioserve.api.base.answers import Answer, Bytes
@@ -29,14 +28,15 @@ from trioserve.api.base.fields import (
 )
 from trioserve.api.base.reply import Reply, json
 from trioserve.api.base.routes import Query, Routes
-from trioserve.api.batches import DATA, ERRORS, MESSAGES, OUTPUT, add_batch, batch_body, body_of
+from trioserve.api.batches import DATA, ERRORS, MESSAGES, OUTPUT, batch_body, body_of
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
-from trioserve.api.stored.batches import cancelled, part_of
+from trioserve.api.stored.batches import begin, cancelled, part_of
 from trioserve.api.stored.files import content_of
 from trioserve.api.stored.listing import (
     ANTHROPIC_QUERY,
     AnthropicPage,
+    DeletedOfAnthropic,
     Page,
     moment,
     page_of_anthropic,
@@ -81,13 +81,6 @@ class MessageBatch(Answer, kw_only=True):
     cancel_initiated_at: str | None
     archived_at: None = None
     results_url: str | None
-
-
-class DeletedMessageBatch(Answer):
-    """What was deleted."""
-
-    id: str
-    type: Literal["message_batch_deleted"] = "message_batch_deleted"
 
 
 _REQUEST = object_schema("custom_id", "params", custom_id=NAME, params=ARGUMENTS)
@@ -150,11 +143,6 @@ def _shown(record: Record) -> MessageBatch:
     )
 
 
-def _entry(record: Record) -> dict[str, Any]:
-    entry: dict[str, Any] = msgspec.to_builtins(_shown(record))
-    return entry
-
-
 @routes.post("/v1/messages/batches")
 @takes(MessageBatchRequest)
 @gives(MessageBatch)
@@ -166,11 +154,7 @@ async def create(request: MessageBatchRequest, caller: Caller, app: AppState) ->
     counts = {"total": len(parts), "completed": 0, "failed": 0}
     id_, now = new_id("msgbatch"), int(time.time())
     body = batch_body(id_, "in_progress", now, endpoint=_PATH, request_counts=counts)
-    app.gate.check()  # a batch in memory ends with the server
-    with trio.CancelScope(shield=True):  # what is stored is started, if the client leaves, too
-        batch = await add_batch(shelf.store, MESSAGES, shelf.owner, body, parts)
-        app.batches.start(batch)
-    return json(_shown(batch))
+    return json(_shown(await begin(shelf, app, MESSAGES, body, parts)))
 
 
 @routes.get("/v1/messages/batches")
@@ -179,7 +163,7 @@ async def create(request: MessageBatchRequest, caller: Caller, app: AppState) ->
 async def list_batches(query: Query, caller: Caller, app: AppState) -> Reply:
     """List the batches of the client, the newest first."""
     page, shelf = Page.of_anthropic(query), Shelf.of(caller, app)
-    return await page.records(shelf, MESSAGES, entry=_entry, form=page_of_anthropic)
+    return await page.records(shelf, MESSAGES, entry=_shown, form=page_of_anthropic)
 
 
 @routes.get("/v1/messages/batches/<id_>")
@@ -211,7 +195,7 @@ async def results(query: Query, caller: Caller, app: AppState, id_: str) -> Repl
 
 
 @routes.delete("/v1/messages/batches/<id_>")
-@gives(DeletedMessageBatch)
+@gives(DeletedOfAnthropic)
 async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Delete a batch that has ended, and its results."""
     shelf = Shelf.of(caller, app)
@@ -225,7 +209,7 @@ async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply
     with trio.CancelScope(shield=True):
         for each in await shelf.store.do(hide):
             await shelf.store.delete(each)
-    return json(DeletedMessageBatch(id_))
+    return json(DeletedOfAnthropic(id_, "message_batch_deleted"))
 
 
 def _ended(records: Records, shelf: Shelf, id_: str) -> Record:

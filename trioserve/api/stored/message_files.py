@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Literal, Self
 
 import attrs
-import msgspec
 
 from trioserve.api.anthropic.routes import VERSION
 from trioserve.api.base.answers import Answer
@@ -20,17 +19,18 @@ from trioserve.api.base.routes import FORM, Query, Routes
 from trioserve.api.batches import FILE
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
-from trioserve.api.stored.files import FormFile, add_file, content, delete_file, file_in
+from trioserve.api.stored.files import FormFile, add_file, content, file_in
 from trioserve.api.stored.listing import (
     ANTHROPIC_QUERY,
     AnthropicPage,
+    DeletedOfAnthropic,
     Page,
     moment,
     page_of_anthropic,
 )
 from trioserve.api.stored.shelf import Shelf
 from trioserve.errors import InvalidRequestError
-from trioserve.store import Record, Records
+from trioserve.store import Records
 
 routes = Routes()
 
@@ -49,13 +49,6 @@ class FileMetadata(Answer, kw_only=True):
     created_at: str
     downloadable: bool = True
     expires_at: None = None
-
-
-class DeletedFile(Answer):
-    """What was deleted."""
-
-    id: str
-    type: Literal["file_deleted"] = "file_deleted"
 
 
 @attrs.frozen(kw_only=True)
@@ -81,11 +74,6 @@ def _metadata(body: Mapping[str, Any]) -> FileMetadata:
     )
 
 
-def _entry(record: Record) -> dict[str, Any]:
-    entry: dict[str, Any] = msgspec.to_builtins(_metadata(record.body))
-    return entry
-
-
 @routes.post("/v1/files", header=VERSION)
 @takes(MessageFileRequest, content=FORM)
 @gives(FileMetadata)
@@ -105,10 +93,12 @@ async def list_files(query: Query, caller: Caller, app: AppState) -> Reply:
     shelf = Shelf.of(caller, app)
     if not (ids := _ids_in(query)):
         page = Page.of_anthropic(query)
-        return await page.records(shelf, FILE, entry=_entry, form=page_of_anthropic)
+        return await page.records(
+            shelf, FILE, entry=lambda file: _metadata(file.body), form=page_of_anthropic
+        )
     find = partial(Records.find, kind=FILE, owner=shelf.owner)
     found = await shelf.look_up(lambda records: [find(records, id=id_) for id_ in ids])
-    return json(page_of_anthropic([_entry(each) for each in found if each is not None]))
+    return json(page_of_anthropic([_metadata(each.body) for each in found if each is not None]))
 
 
 def _ids_in(query: Query) -> list[str]:
@@ -131,8 +121,8 @@ routes.get("/v1/files/<id_>/content", header=VERSION)(content)
 
 
 @routes.delete("/v1/files/<id_>", header=VERSION)
-@gives(DeletedFile)
+@gives(DeletedOfAnthropic)
 async def delete(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
     """Delete a file."""
-    await delete_file(id_, caller, app)
-    return json(DeletedFile(id_))
+    await Shelf.of(caller, app).delete(FILE, id_)
+    return json(DeletedOfAnthropic(id_, "file_deleted"))

@@ -64,6 +64,11 @@ class Shelf:
             raise missing(kind, id_)
         return record
 
+    async def delete(self, kind: str, id_: str) -> None:
+        """Delete a record. Raises as `find`."""
+        await self.find(kind, id_)
+        await self.store.delete(id_)
+
     async def bodies(self, refs: Sequence[Ref]) -> list[bytes]:
         """Read parts. Raises as `look_up`, and NotFoundError: one was deleted meanwhile."""
         return [part.body for part in await self.store.read(refs, self.held.grow)]

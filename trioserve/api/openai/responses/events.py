@@ -314,11 +314,7 @@ class ResponseBuilder:
         item.take(event.compaction)
         if not event.is_all:
             used = event.timings
-            n_input = used.cache_n + used.prompt_n
-            read = _InputDetails(used.cache_n, used.prompt_n)
-            details, n_output = _OutputDetails(0), used.predicted_n
-            usage = _ResponseUsage(n_input, read, n_output, details, n_input + n_output)
-            self._compacted = {"compaction": msgspec.to_builtins(usage)}
+            self._compacted = {"compaction": _usage(used, used.cache_n + used.prompt_n, 0)}
         return self._close_item(item, "incomplete" if event.compaction is None else "completed")
 
     def add(self, chunk: ChatChunk) -> list[Event]:
@@ -342,14 +338,11 @@ class ResponseBuilder:
         """End the response; `cut` says why it is not complete."""
         status = "completed" if cut is None else "incomplete"
         events = self._close(status)
-        n_output, details = timings.predicted_n, _OutputDetails(self._n_reasoning)
-        read = _InputDetails(timings.cache_n, timings.prompt_n)
-        used = _ResponseUsage(n_prompt, read, n_output, details, n_prompt + n_output)
         self.response = self._response(
             status,
             incomplete_details=None if cut is None else {"reason": cut},
             completed_at=int(time.time()) if cut is None else None,
-            usage=msgspec.to_builtins(used) | self._compacted,  # the store takes no objects
+            usage=_usage(timings, n_prompt, self._n_reasoning) | self._compacted,
         )
         return [*events, {"type": f"response.{status}", "response": self.response}]
 
@@ -449,6 +442,15 @@ class ResponseBuilder:
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
         empty = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
         return {**self.repeated, "status": status, "output": self._output(), **empty, **fields}
+
+
+def _usage(timings: Timings, n_prompt: int, n_reasoning: int) -> dict[str, Any]:
+    """Count tokens. The store takes no objects."""
+    read, n_output = _InputDetails(timings.cache_n, timings.prompt_n), timings.predicted_n
+    details = _OutputDetails(n_reasoning)
+    used = _ResponseUsage(n_prompt, read, n_output, details, n_prompt + n_output)
+    written: dict[str, Any] = msgspec.to_builtins(used)
+    return written
 
 
 def _new_step() -> str:

@@ -38,7 +38,7 @@ class Item(ABC):
     """An item of the output. `index` is its place there, and `step` names the step it is from."""
 
     type: str
-    event: ClassVar[str]  # what its events are called
+    event: ClassVar[str] = ""  # what its events are called; empty: pieces have none
     place: ClassVar[Mapping[str, int]] = {}  # where the pieces belong
 
     step: str | None = None  # there is only one
@@ -63,11 +63,13 @@ class Item(ABC):
     def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         """Add a piece, and tell of it. Its tokens have a place in messages alone."""
         self._texts.append(text)
+        if not self.event:
+            return []
         return [self._event(f"{self.event}.delta", **self.place, delta=text)]
 
-    @abstractmethod
     def closed(self, status: str) -> list[Event]:
         """Tell that it ends, and how."""
+        return [self._item_event("done", status)]
 
     def as_json(self, status: str) -> dict[str, Any]:
         """Write the item with the name of its step, where there are several."""
@@ -175,7 +177,7 @@ class MessageItem(_TextItem):
 class CompactionItem(Item):
     """A compaction of the conversation before it, empty if there is no summary."""
 
-    type, event = "compaction", "compaction"
+    type = "compaction"
 
     def __init__(self, index: int) -> None:
         super().__init__(index, new_id("cmp"))
@@ -186,9 +188,6 @@ class CompactionItem(Item):
     def take(self, compaction: Compaction | None) -> None:
         """Set what it holds."""
         self._texts = [] if compaction is None else [compaction.written()]
-
-    def closed(self, status: str) -> list[Event]:
-        return [self._item_event("done", status)]
 
     def fields(self, status: str) -> dict[str, Any]:
         return {"encrypted_content": self.text}
@@ -211,7 +210,7 @@ class CallItem(Item):
 
     def closed(self, status: str) -> list[Event]:
         done = self._event("function_call_arguments.done", name=self._name, arguments=self.text)
-        return [done, self._item_event("done", status)]
+        return [done, *super().closed(status)]
 
     def fields(self, status: str) -> dict[str, Any]:
         called = {"call_id": self._start.id, "name": self._name}
@@ -241,16 +240,14 @@ class CustomCallItem(CallItem):
 class ClientCallItem(CallItem):
     """A call of one of `CLIENT_TOOLS`. Its events are sent when it is complete."""
 
+    event = ""
+
     def __init__(self, index: int, start: ToolCallStart, tool: OfferedTool) -> None:
         self._known = CLIENT_TOOLS[tool.kind]
         self.type = self._known.item
         super().__init__(index, start, tool, self._known.prefix)
 
     def opened(self) -> list[Event]:
-        return []
-
-    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
-        self._texts.append(text)
         return []
 
     def closed(self, status: str) -> list[Event]:
@@ -276,6 +273,7 @@ class MadeCallItem(Item):
     """
 
     type, event = "mcp_call", "mcp_call_arguments"
+    ends = ("completed", "failed")  # the statuses that have events
 
     def __init__(self, index: int, start: ToolCallStart, server_label: str) -> None:
         super().__init__(index, f"{MCP_CALL}{start.id}")
@@ -285,7 +283,7 @@ class MadeCallItem(Item):
         self.is_called = False  # its arguments are complete
 
     def opened(self) -> list[Event]:
-        return [self._item_event("added", "in_progress"), self._event("mcp_call.in_progress")]
+        return [*super().opened(), self._event(f"{self.type}.in_progress")]
 
     def called(self) -> list[Event]:
         """Tell that the arguments are complete."""
@@ -301,8 +299,8 @@ class MadeCallItem(Item):
 
     def closed(self, status: str) -> list[Event]:
         """Tell that it was "completed", has "failed", or is "incomplete" and was not made."""
-        made = [] if status == "incomplete" else [self._event(f"mcp_call.{status}")]
-        return [*made, self._item_event("done", status)]
+        made = [] if status not in self.ends else [self._event(f"{self.type}.{status}")]
+        return [*made, *super().closed(status)]
 
     def fields(self, status: str) -> dict[str, Any]:
         called = {"server_label": self._label, "name": self._start.name, "arguments": self.text}
@@ -316,20 +314,13 @@ class WebCallItem(MadeCallItem):
     `include` says what more its client wants to see.
     """
 
-    type = "web_search_call"
+    type, event, ends = "web_search_call", "", ("completed",)
 
     def __init__(self, index: int, start: ToolCallStart, include: Container[str]) -> None:
         super().__init__(index, start, "")
         self.id = f"{WEB_CALL}{start.id}"
         self._include = include
         self._found: list[dict[str, Any]] = []
-
-    def opened(self) -> list[Event]:
-        return [self._item_event("added", "in_progress"), self._event(f"{self.type}.in_progress")]
-
-    def grown(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
-        self._texts.append(text)
-        return []
 
     def called(self) -> list[Event]:
         self.is_called = True
@@ -338,10 +329,6 @@ class WebCallItem(MadeCallItem):
     def take(self, returned: ToolReturned) -> None:
         self._output = returned.content
         self._found = list(returned.answer.get("results", ()))
-
-    def closed(self, status: str) -> list[Event]:
-        done = [self._event(f"{self.type}.completed")] if status == "completed" else []
-        return [*done, self._item_event("done", status)]
 
     def fields(self, status: str) -> dict[str, Any]:
         read = read_arguments(self.text) if self.is_called else {}
