@@ -149,11 +149,7 @@ def _written(part: Mapping[str, Any], room: int) -> Iterator[dict[str, Any]]:
         name = source.name if isinstance(source, DocumentSource) else ""
         yield {"type": "file", "file": {field: where, "filename": name}}
     else:
-        name, field = {
-            "image": ("image_url", "url"),
-            "audio": ("input_audio", "data"),
-            "video": ("input_video", "data"),
-        }[kind]
+        name, field = ("image_url", "url") if kind == "image" else (f"input_{kind}", "data")
         yield {"type": name, name: {field: where}}
 
 
@@ -162,6 +158,15 @@ def note_of(part: Mapping[str, Any]) -> str:
     if part["type"] == "document":
         return f"[document {part['document'].name}]".replace(" ]", "]")
     return f"[{part['media'].kind or 'file'}]"
+
+
+def text_of(message: Mapping[str, Any], between: str = "") -> str:
+    """The text of a message, with notes in place of files."""
+    content: str | list[dict[str, Any]] = message["content"]
+    if isinstance(content, str):
+        return content
+    parts = (part["text"] if part["type"] == "text" else note_of(part) for part in content)
+    return between.join(parts)
 
 
 # -- the parts of a conversation
@@ -224,11 +229,7 @@ def transcript(messages: Iterable[Mapping[str, Any]]) -> str:
     """Write messages as text: what was said, called and found, without reasoning."""
     lines: list[str] = []
     for message in messages:
-        content, role = message["content"], message["role"]
-        if not isinstance(content, str):
-            content = "\n".join(
-                part["text"] if part["type"] == "text" else note_of(part) for part in content
-            )
+        content, role = text_of(message, "\n"), message["role"]
         who = f"result of {message.get('name', 'the call')}" if role == "tool" else role
         if content or role == "tool":
             lines.append(f"{who}: {content}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TypeAlias
 
 import attrs
@@ -32,7 +33,6 @@ from trioserve.errors import (
     ContextLengthExceededError,
     NoSummaryError,
     NothingToSummarizeError,
-    TrioServeError,
     raised_alone,
 )
 from trioserve.server.context import RequestContext
@@ -226,19 +226,15 @@ class _Compactor:
     async def _read(self, text: str, chat: ChatParams) -> str:
         """Read a conversation in parts, each with the summary of those before it."""
         chat = attrs.evolve(chat, tools=None, tool_choice="auto")
-        task = _TASK_OF_PART.format(
-            n=0, n_parts=0, part="", so_far=_SO_FAR.format(summary=""), task=self.plan.task
-        )
+        fill = partial(_TASK_OF_PART.format, task=self.plan.task)
+        task = fill(n=0, n_parts=0, part="", so_far=_SO_FAR.format(summary=""))
         n_around = 2 * self.n_summary + len(await self._tokens(task)) + _AROUND_TASK
         parts = await self._parts(text, max(1, self.server.model.n_ctx_seq - n_around))
         summary = ""
         for n, part in enumerate(parts, 1):
             so_far = _SO_FAR.format(summary=summary) if summary else ""
-            task = _TASK_OF_PART.format(
-                n=n, n_parts=len(parts), part=part, so_far=so_far, task=self.plan.task
-            )
-            asked = [{"role": "user", "content": task}]
-            summary = await self._ask(asked, chat, self.n_summary)
+            task = fill(n=n, n_parts=len(parts), part=part, so_far=so_far)
+            summary = await self._ask([{"role": "user", "content": task}], chat, self.n_summary)
         return summary
 
     async def _parts(self, text: str, size: int) -> list[str]:
@@ -271,16 +267,16 @@ class _Compactor:
         """Choose what is kept: the last turns that fit, and all open calls."""
         groups = groups_of(said)
         if self.plan.spares_users:
-            first = next(
-                (i for i in range(len(groups), 0, -1) if groups[i - 1][0]["role"] != "assistant"), 0
-            )
+            first = len(groups)
+            while first and groups[first - 1][0]["role"] == "assistant":
+                first -= 1
             groups = groups[first:]
         n_first = await length_of(
             self.server, [*rules, {"role": "user", "content": ""}], self._chat_of_summary()
         )
         n_ctx = self.server.model.n_ctx_seq
-        room = max(n_ctx / 16, (self.plan.limit - n_first - self.n_summary) / 2)
-        room = min(n_ctx / 4, room)
+        room = (self.plan.limit - n_first - self.n_summary) / 2
+        room = min(n_ctx / 4, max(n_ctx / 16, room))
         first = len(groups)
         while first:
             room -= await self._size_of(groups[first - 1], room)
@@ -305,8 +301,7 @@ class _Compactor:
         n_tokens: float = n_media * _PER_FILE
         if n_tokens > most or len(text) > 16 * max(most, 0):
             return math.inf
-        n_tokens += len(await self._tokens(text))
-        return n_tokens
+        return n_tokens + len(await self._tokens(text))
 
 
 #: About how many tokens an image or another file has.
@@ -410,10 +405,7 @@ async def stream_compacted(
         finally:
             feed.end()
 
-    def end(error: TrioServeError) -> None:
-        feed.end(error, now=True)
-
-    with server.gate.open(end):
+    with server.gate.open(partial(feed.end, now=True)):
         async with alongside(execute):
             yield feed
 
@@ -430,16 +422,17 @@ async def _answer(feed: CompactedChat, compactor: _Compactor, messages: Messages
     except NoSummaryError:
         if not plan.may_fail:
             raise
-    timings = compactor.timings
     if compaction is not None:
         stays = [messages[i] for i in compaction.stays(messages)]
         messages = Messages([*stays, *compaction.messages()])
+    told = Compacted(
+        compaction=compaction, timings=compactor.timings, n_prompt=compactor.n_prompt, is_all=True
+    )
     if not plan.answers:
-        n_prompt = compactor.n_prompt
-        feed.put(Compacted(compaction=compaction, timings=timings, n_prompt=n_prompt, is_all=True))
+        feed.put(told)
         (stream,) = feed.streams
         assert stream.finished is not None
-        feed.put(attrs.evolve(stream.finished, timings=timings))
+        feed.put(attrs.evolve(stream.finished, timings=told.timings))
         return
     async with AsyncExitStack() as stack:
         with server.gate.inside(has_begun=True):
@@ -453,8 +446,7 @@ async def _answer(feed: CompactedChat, compactor: _Compactor, messages: Messages
                 truncates=plan.truncates,
             )
         feed.follow(stream)
-        n_prompt = len(stream.prompt)
-        feed.put(Compacted(compaction=compaction, timings=timings, n_prompt=n_prompt))
+        feed.put(attrs.evolve(told, n_prompt=len(stream.prompt), is_all=False))
         event: CompactedEvent | None = None
         while not isinstance(event, Finished):
             event = await stream.next_event()

@@ -32,7 +32,7 @@ from trioserve.api.base.fields import (
     structure,
     text,
 )
-from trioserve.chat.compaction import TASK, note_of
+from trioserve.chat.compaction import TASK, text_of
 from trioserve.chat.messages import MAX_TOOLS, Message, Messages
 from trioserve.chat.params import ChatParams
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
@@ -233,11 +233,8 @@ class Context:
         if edit.clear_tool_inputs:
             ids = {self.messages[i].get("tool_call_id") for i in old}
             messages = [_without_inputs(one, ids, edit.clear_tool_inputs) for one in messages]
-        await self._apply(
-            messages,
-            edit.clear_at_least.value if edit.clear_at_least else 0,
-            AppliedEdit(type=edit.type, cleared_tool_uses=len(old), cleared_input_tokens=0),
-        )
+        least = edit.clear_at_least.value if edit.clear_at_least else 0
+        await self._apply(messages, edit.type, least, cleared_tool_uses=len(old))
 
     async def _clear_thinking(self, edit: ClearThinking) -> None:
         thinking = [i for i, one in enumerate(self.messages) if "reasoning_content" in one]
@@ -246,31 +243,25 @@ class Context:
         messages = list(self.messages)
         for i in old:
             messages[i] = {k: v for k, v in messages[i].items() if k != "reasoning_content"}
-        applied = AppliedEdit(
-            type=edit.type, cleared_thinking_turns=len(old), cleared_input_tokens=0
-        )
-        await self._apply(messages, 0, applied)
+        await self._apply(messages, edit.type, cleared_thinking_turns=len(old))
 
     async def _apply(
-        self, messages: Sequence[Message], at_least: int, applied: AppliedEdit
+        self, messages: Sequence[Message], kind: str, least: int = 0, **cleared: int
     ) -> None:
         """Replace the conversation, if that saves enough tokens."""
         saved = 0
         for before, after in zip(self.messages, messages, strict=True):
             if before is not after:
                 saved += await self._n_tokens(before) - await self._n_tokens(after)
-        if saved >= at_least:
-            applied.cleared_input_tokens = max(0, saved)
+        if saved >= least:
             self.messages = Messages(messages)
-            self.applied.append(applied)
+            self.applied.append(
+                AppliedEdit(type=kind, cleared_input_tokens=max(0, saved), **cleared)
+            )
 
     async def _n_tokens(self, message: Message) -> int:
         """About how many tokens a message has."""
-        content = message["content"]
-        if not isinstance(content, str):
-            content = "".join(
-                part["text"] if part["type"] == "text" else note_of(part) for part in content
-            )
+        content = text_of(message)
         calls = "".join(call["function"]["arguments"] for call in message.get("tool_calls", ()))
         whole = message.get("reasoning_content", "") + content + calls
         return len(await self.server.tokenize(whole, add_special=False, parse_special=False))
@@ -280,14 +271,11 @@ def _without_inputs(
     message: Message, ids: set[str | None], tools: bool | tuple[str, ...]
 ) -> Message:
     calls = message.get("tool_calls", ())
-    is_cleared = [
-        call["id"] in ids and (tools is True or call["function"]["name"] in (tools or ()))
+    cleared = [
+        {**call, "function": {**call["function"], "arguments": "{}"}}
+        if call["id"] in ids and (tools is True or call["function"]["name"] in (tools or ()))
+        else call
         for call in calls
     ]
-    if not any(is_cleared):
-        return message
-    cleared = [
-        {**call, "function": {**call["function"], "arguments": "{}"}} if is_one else call
-        for call, is_one in zip(calls, is_cleared, strict=True)
-    ]
-    return {**message, "tool_calls": cleared}
+    is_same = all(one is other for one, other in zip(cleared, calls, strict=True))
+    return message if is_same else {**message, "tool_calls": cleared}

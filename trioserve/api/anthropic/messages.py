@@ -167,11 +167,12 @@ def _document(block: Mapping[str, Any], path: str) -> list[Part]:
     source, kind, path = _source(block, path)
     match kind:
         case "text":
-            return [_written(required(source, "data", text, path), name, about)]
+            said = required(source, "data", text, path)
+            return [text_part(write_document(said, name=name, about=about))]
         case "content":
             content = required(source, "content", content_of, path)
             if isinstance(content, str):
-                return [_written(content, name, about)]
+                return [text_part(write_document(content, name=name, about=about))]
             head = [text_part("\n".join(heading(name, about)))] if name or about else []
             blocks = blocks_of(content, f"{path}.content")
             return head + parts_of(blocks, "a document", ("text", "image"))
@@ -195,10 +196,6 @@ def _read_document(data: bytes, name: str, about: str, param: str) -> Part:
     if (part := document_part(data, name=name, about=about, param=param)) is None:
         raise InvalidMediaError.at(param, "is neither a PDF nor a text.")
     return part
-
-
-def _written(said: str, name: str, about: str) -> Part:
-    return text_part(write_document(said, name=name, about=about))
 
 
 def _search_result(block: Mapping[str, Any], path: str) -> list[Part]:
@@ -281,10 +278,7 @@ def _found(block: Mapping[str, Any], path: str) -> str:
     """Read the result of a tool of this server, as the model has read it."""
     content, path = block.get("content"), f"{path}.content"
     if isinstance(content, list):
-        texts = [
-            named(lambda value: _signed(text(value)), found.get("encrypted_content"), path)
-            for found in objects(content)
-        ]
+        texts = [named(_signed, each.get("encrypted_content"), path) for each in objects(content)]
         return "".join(texts) or NOTHING
     read = named(mapping, content, path)
     if "error_code" in read:
@@ -311,9 +305,9 @@ def sign(thinking: str, *, shown: bool) -> str:
     return f"{_SIGNATURE}.{base64.b64encode(thinking.encode()).decode()}"
 
 
-def _signed(signature: str) -> str:
+def _signed(signature: Any) -> str:
     """Decode the thinking in a signature that this server made; empty for any other signature."""
-    head, _, data = signature.partition(".")
+    head, _, data = text(signature).partition(".")
     try:
         return base64.b64decode(data, validate=True).decode() if head == _SIGNATURE else ""
     except (binascii.Error, UnicodeDecodeError):
@@ -349,8 +343,8 @@ def read_messages(body: Mapping[str, Any]) -> Messages:
         messages.append({"role": "system", "content": _system(system)})
     names: dict[str, str] = {}
     for role, blocks in _turns(required(body, "messages", objects)):
-        if role != "system" and (found := _compaction(blocks)) is not None:
-            compaction, blocks = found
+        if role != "system" and blocks:
+            compaction, blocks = _compaction(blocks)
             if compaction is not None:
                 messages = _compacted(messages, compaction, names)
             if not blocks:
@@ -372,16 +366,16 @@ def _compacted(
     return stays + compaction.messages()
 
 
-def _compaction(blocks: list[Block]) -> tuple[Compaction | None, list[Block]] | None:
+def _compaction(blocks: list[Block]) -> tuple[Compaction | None, list[Block]]:
     """The last compaction of a turn that has a summary, and the blocks after it.
 
-    A compaction without one has failed, and stands for nothing. None: the turn has no compactions.
+    A compaction without one has failed, and stands for nothing.
     """
-    places = [i for i, (_, block) in enumerate(blocks) if block.get("type") == "compaction"]
-    if not places:
-        return None
-    for i in reversed(places):
-        path, block = blocks[i]
+    rest: list[Block] = []
+    for path, block in reversed(blocks):
+        if block.get("type") != "compaction":
+            rest.append((path, block))
+            continue
         summary = optional(block, "content", text, path)
         if summary == "":
             raise InvalidRequestError.at(f"{path}.content", "must not be empty.")
@@ -393,8 +387,8 @@ def _compaction(blocks: list[Block]) -> tuple[Compaction | None, list[Block]] | 
             elif sealed:
                 kept = Compaction.read(sealed, f"{path}.encrypted_content")
                 found = attrs.evolve(kept, summary=summary)
-            return found, [one for n, one in enumerate(blocks) if n > i and n not in places]
-    return None, [one for n, one in enumerate(blocks) if n not in places]
+            return found, rest[::-1]
+    return None, rest[::-1]
 
 
 @json_type()
@@ -477,16 +471,16 @@ def _assistant(blocks: list[Block], names: dict[str, str]) -> list[dict[str, Any
                 messages.append(_said(said, thinking, calls))
                 said, thinking, calls = [], [], []
             id_ = block["tool_use_id"]
-            result = {"role": "tool", "tool_call_id": id_, "content": _found(block, path)}
-            messages.append({**result, "name": names[id_]} if id_ in names else result)
+            messages.append(_tool_message(id_, _found(block, path), names))
             continue
         match required(block, "type", text, path):
             case "text":
                 said.append({"type": "text", "text": text_of(block, path)})
             case "thinking":
-                thinking.append(_thinking(block, path))
+                shown = required(block, "thinking", text, path)
+                thinking.append(shown or optional(block, "signature", _signed, path) or "")
             case "redacted_thinking":
-                thinking.append(required(block, "data", lambda data: _signed(text(data)), path))
+                thinking.append(required(block, "data", _signed, path))
             case "tool_use" | "server_tool_use":
                 calls.append(_call(block, path))
                 names[calls[-1]["id"]] = calls[-1]["function"]["name"]
@@ -507,21 +501,11 @@ def _said(said: list[Part], thinking: list[str], calls: list[dict[str, Any]]) ->
     return message
 
 
-def _thinking(block: Mapping[str, Any], path: str) -> str:
-    shown = required(block, "thinking", text, path)
-    return shown or named(
-        lambda value: _signed(text(value or "")), block.get("signature"), f"{path}.signature"
-    )
-
-
 def _call(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     name = required(block, "name", filled, path)
     if toolset := optional(block, "toolset_name", text, path):
         name = Member(toolset, name).function
-    function = {
-        "name": name,
-        "arguments": sse.encode(required(block, "input", mapping, path)),
-    }
+    function = {"name": name, "arguments": sse.encode(required(block, "input", mapping, path))}
     return {"id": required(block, "id", text, path), "type": "function", "function": function}
 
 
@@ -559,6 +543,10 @@ def _result(block: Mapping[str, Any], path: str, names: Mapping[str, str]) -> di
     content: str | list[Part] = parts
     if all(each["type"] in ("text", *_TEXTS_OF_RESULTS) for _, each in blocks):
         content = "".join(part["text"] for part in parts)
+    return _tool_message(id_, content, names)
+
+
+def _tool_message(id_: str, content: str | list[Part], names: Mapping[str, str]) -> dict[str, Any]:
     message = {"role": "tool", "tool_call_id": id_, "content": content}
     return {**message, "name": names[id_]} if id_ in names else message
 

@@ -47,7 +47,6 @@ from trioserve.server.compaction import (
     Compacted,
     CompactedChat,
     CompactedEvent,
-    Compacting,
     limit_of,
     stream_compacted,
 )
@@ -207,9 +206,11 @@ Event: TypeAlias = dict[str, Any]
 
 
 class Blocks:
-    """Turns deltas into the events of content blocks.
+    """Turns the events of a chat, or of a run, into those of content blocks; and counts tokens.
 
     Args:
+        n_prompt: the tokens of the prompt.
+        tool_changes: the blocks of the conversation that add or remove a tool.
         show_thinking: whether the text of thinking is part of its block. Where it is not, the
             signature carries it, and is read when the block comes back.
         members: the functions that are members of toolsets, by their names.
@@ -218,16 +219,20 @@ class Blocks:
 
     def __init__(
         self,
+        n_prompt: int,
+        tool_changes: Sequence[Mapping[str, Any]],
         *,
-        show_thinking: bool = True,
-        members: Mapping[str, Member] | None = None,
+        show_thinking: bool,
+        members: Mapping[str, Member],
         hosted: Collection[str] = (),
     ) -> None:
-        self._show_thinking, self._members = show_thinking, members or {}
+        self._n_prompt, self._tool_changes = n_prompt, tool_changes
+        self._compacted: Compacted | None = None
+        self._show_thinking, self._members = show_thinking, members
         self._hosted = dict.fromkeys(hosted, 0)  # how often each was called
         self._sources = Sources()
         self._text: list[str] = []  # of the open block
-        self.called = False  # a tool of the client
+        self._called = False  # a tool of the client
         self._index = -1
         self._open = ""  # the type of the block that grows
         self._hidden: list[str] = []
@@ -243,6 +248,9 @@ class Blocks:
                 return self.end()
             case ToolReturned():
                 return [*self._begin(result(event, self._sources.add(event))), *self.end()]
+            case Compacted():
+                self._n_prompt, self._compacted = event.n_prompt, event
+                return self._summary(event.compaction)
         return []
 
     def feed(self, delta: Delta) -> list[Event]:
@@ -265,7 +273,7 @@ class Blocks:
                     self._hosted[name] += 1
                     called |= {"type": "server_tool_use", "id": f"{SERVER_CALL}{id_}"}
                 else:
-                    self.called = True
+                    self._called = True
                 if (member := self._members.get(name)) is not None:
                     called |= {"name": member.name, "toolset_name": member.toolset}
                 return self._begin({**called, "caller": {"type": "direct"}})
@@ -273,18 +281,15 @@ class Blocks:
                 assert self._open in ("tool_use", "server_tool_use")
                 return [self._grow({"type": "input_json_delta", "partial_json": text})]
 
-    def compacted(
-        self, compaction: Compaction | None, tool_changes: Sequence[Mapping[str, Any]]
-    ) -> list[Event]:
-        """Return the events of a compaction: what it keeps beside the summary is sealed.
-
-        None: it has failed.
-        """
+    def _summary(self, compaction: Compaction | None) -> list[Event]:
+        """Write a compaction: what it keeps beside the summary is sealed. None: it has failed."""
         block: dict[str, Any] = {"type": "compaction", "content": None, "encrypted_content": None}
         if compaction is None:
             return self._begin(block)
         sealed = attrs.evolve(compaction, summary="").written() if compaction.kept else None
-        begun = self._begin(block | ({"tool_changes": [*tool_changes]} if tool_changes else {}))
+        if self._tool_changes:
+            block["tool_changes"] = [*self._tool_changes]
+        begun = self._begin(block)
         grown = {"content": compaction.summary, "encrypted_content": sealed}
         return [*begun, self._grow({"type": "compaction_delta", **grown})]
 
@@ -306,12 +311,47 @@ class Blocks:
         self._open = ""
         return events
 
-    @property
-    def usage(self) -> _ServerToolUse | None:
-        """How often the tools of the server were called, if there are any."""
-        if not self._hosted:
-            return None
-        return _ServerToolUse(self._hosted.get(SEARCH, 0), self._hosted.get(FETCH, 0))
+    def usage(self, n_cached: int, n_output: int, *, is_end: bool = True) -> _MessageUsage:
+        """Count tokens, those of a prompt that are cached only once."""
+        tokens: dict[str, Any] = {
+            "input_tokens": self._n_prompt - n_cached,
+            "cache_read_input_tokens": n_cached,
+            "output_tokens": n_output,
+        }
+        if self._compacted is None:
+            tools = None
+            if self._hosted and is_end:
+                tools = _ServerToolUse(self._hosted.get(SEARCH, 0), self._hosted.get(FETCH, 0))
+            return _MessageUsage(**tokens, server_tool_use=tools)
+        of_summary = self._compacted.timings
+        first = _Iteration(
+            type="compaction",
+            input_tokens=of_summary.prompt_n,
+            cache_read_input_tokens=of_summary.cache_n,
+            output_tokens=of_summary.predicted_n,
+        )
+        if self._compacted.is_all:
+            return _MessageUsage(**(tokens | dict.fromkeys(tokens, 0)), iterations=[first])
+        return _MessageUsage(**tokens, iterations=[first, _Iteration(type="message", **tokens)])
+
+    def ended(self, last: Finished | RunAnswer) -> tuple[_Ending, _MessageUsage]:
+        """Write how the message ended, and the usage: of a run, the prompt of its last step."""
+        if self._compacted is not None and self._compacted.is_all:
+            return _Ending("compaction"), self.usage(0, 0)
+        finished, timings = last, last.timings
+        if isinstance(last, RunAnswer):
+            self._n_prompt = len(last.prompt)
+            finished, timings = last.finished, last.counted
+        assert isinstance(finished, Finished)
+        reason = "tool_use" if self._called else "end_turn"
+        if isinstance(last, RunAnswer) and last.reason == "max_steps":
+            reason = "pause_turn"
+        elif finished.reason is FinishReason.WORD:
+            reason = "stop_sequence"
+        elif finished.reason is FinishReason.LIMIT:
+            reason = "model_context_window_exceeded" if finished.truncated else "max_tokens"
+        ending = _Ending(reason, finished.stopping_word or None)
+        return ending, self.usage(timings.cache_n, timings.predicted_n)
 
     def _begin_unless_open(self, block: dict[str, Any]) -> list[Event]:
         return [] if self._open == block["type"] else self._begin(block)
@@ -357,26 +397,12 @@ def content_of(events: Iterable[Event]) -> list[ContentBlock]:
 # -- messages
 
 
-def stop_reason(finished: Finished, *, called: bool, paused: bool = False) -> str:
-    """Translate the finish reason to Anthropic's names."""
-    if paused:
-        return "pause_turn"
-    if finished.reason is FinishReason.WORD:
-        return "stop_sequence"
-    if finished.reason is FinishReason.LIMIT:
-        return "model_context_window_exceeded" if finished.truncated else "max_tokens"
-    return "tool_use" if called else "end_turn"
-
-
 @attrs.frozen
 class MessageHead:
-    """The fields of a message that come before its content: the model and the prompt's length."""
+    """The fields of a message that are known before its content."""
 
     model: str
-    n_prompt: int
-    managed: _ContextManagement | UnsetType = UNSET
-    tool_changes: Sequence[Mapping[str, Any]] = ()
-    compacted: Compacted | None = None
+    managed: _ContextManagement | UnsetType
     id: str = attrs.field(factory=lambda: f"msg_{secrets.token_hex(16)}")
 
     def message(
@@ -384,42 +410,6 @@ class MessageHead:
     ) -> Message:
         """The message, or how it begins."""
         return Message(id=self.id, model=self.model, content=content, usage=usage, **end)
-
-    def usage(
-        self, n_cached: int, n_output: int, tools: _ServerToolUse | None = None
-    ) -> _MessageUsage:
-        """Count tokens, those of a prompt that are cached only once."""
-        tokens: dict[str, Any] = {
-            "input_tokens": self.n_prompt - n_cached,
-            "cache_read_input_tokens": n_cached,
-            "output_tokens": n_output,
-        }
-        if self.compacted is None:
-            return _MessageUsage(**tokens, server_tool_use=tools)
-        of_summary = self.compacted.timings
-        first = _Iteration(
-            type="compaction",
-            input_tokens=of_summary.prompt_n,
-            cache_read_input_tokens=of_summary.cache_n,
-            output_tokens=of_summary.predicted_n,
-        )
-        if self.compacted.is_all:
-            return _MessageUsage(**(tokens | dict.fromkeys(tokens, 0)), iterations=[first])
-        return _MessageUsage(**tokens, iterations=[first, _Iteration(type="message", **tokens)])
-
-    def end(self, last: Finished | RunAnswer, blocks: Blocks) -> tuple[_Ending, _MessageUsage]:
-        """Write how the message ended, and the usage: of a run, the prompt of its last step."""
-        if self.compacted is not None and self.compacted.is_all:
-            return _Ending("compaction"), self.usage(0, 0)
-        head, finished, timings = self, last, last.timings
-        paused = False
-        if isinstance(last, RunAnswer):
-            head = attrs.evolve(self, n_prompt=len(last.prompt))
-            finished, timings, paused = last.finished, last.counted, last.reason == "max_steps"
-        assert isinstance(finished, Finished)
-        reason = stop_reason(finished, called=blocks.called, paused=paused)
-        ending = _Ending(reason, finished.stopping_word or None)
-        return ending, head.usage(timings.cache_n, timings.predicted_n, blocks.usage)
 
 
 async def whole_message(
@@ -431,23 +421,17 @@ async def whole_message(
         TrioServeError: the request failed.
     """
     events: list[Event] = []
-    last: Finished | RunAnswer | None = None
+    last: MessageEvent | RunAnswer | None = None
     async for event in answer:
-        if isinstance(event, Compacted):
-            head = attrs.evolve(head, n_prompt=event.n_prompt, compacted=event)
-            events += blocks.compacted(event.compaction, head.tool_changes)
-        elif isinstance(event, Finished):
-            last = event
-        else:
-            events += blocks.take(event)
+        events += blocks.take(event)
+        last = event
     events += blocks.end()
     content = content_of(events)
     if not isinstance(answer, CompactedChat):
         last = answer.finished if isinstance(answer, ChatStream) else answer.answer
-    assert last is not None
-    ending, usage = head.end(last, blocks)
-    more = {"context_management": head.managed}
-    return head.message(usage, content, **sse.fields_of(ending), **more)
+    assert isinstance(last, Finished | RunAnswer)
+    ending, usage = blocks.ended(last)
+    return head.message(usage, content, **sse.fields_of(ending), context_management=head.managed)
 
 
 #: What a message is made of.
@@ -471,23 +455,18 @@ class MessageEvents(sse.EventWriter[MessageEvent]):
         if isinstance(event, StepStarted) and not events:
             return b""  # the progress of its prompt comes first
         begin = b"" if self._begun else self._begin(0)
-        if isinstance(event, Compacting):
-            return begin
-        if isinstance(event, Compacted):
-            self._head = attrs.evolve(self._head, n_prompt=event.n_prompt, compacted=event)
-            events = self._blocks.compacted(event.compaction, self._head.tool_changes)
         if isinstance(event, Finished | RunEnded):
             return begin + self._last(event if isinstance(event, Finished) else event.answer)
         return begin + b"".join(map(_write, events))
 
     def _begin(self, n_cached: int) -> bytes:
         self._begun = True
-        message = self._head.message(self._head.usage(n_cached, 0))
+        message = self._head.message(self._blocks.usage(n_cached, 0, is_end=False))
         return _write({"type": "message_start", "message": message}) + _write({"type": "ping"})
 
     def _last(self, last: Finished | RunAnswer) -> bytes:
         ended = self._blocks.end()
-        ending, usage = self._head.end(last, self._blocks)
+        ending, usage = self._blocks.ended(last)
         delta = {"type": "message_delta", "delta": ending, "usage": usage}
         if self._head.managed is not UNSET:
             delta["context_management"] = self._head.managed
@@ -521,35 +500,37 @@ async def messages(request: MessagesRequest, caller: Caller, models: Models) -> 
     elif request.edits is not None:
         edited = await Context.of(request.edits, server, messages, params, chat)
         messages, plan, managed = edited.messages, edited.plan, _ContextManagement(edited.applied)
-    head = MessageHead(name_of(server, request, params), 0, managed, request.offer.changes)
     tools = request.offer.hosted.offered(server)
-    if tools and plan is None:
-        run = await open_run(server, messages, tools, caller, params, chat, context)
-        n_prompt = 0 if run.stream is None else len(run.stream.prompt)
-        head = attrs.evolve(head, n_prompt=n_prompt)
-        blocks = _blocks(request, [tool.info.name for tool in tools])
-        if request.stream:
-            return await run_reply(server, request, caller, run, MessageEvents(head, blocks))
-        return json(await whole_message(run, head, blocks))
-    chat = request.offer.hosted.left_out_of(chat)
-    stream: ChatStream | CompactedChat
     if plan is not None:
-        stream = await caller.open(stream_compacted(server, messages, params, chat, plan, context))
+        tools = []
+    if not tools:
+        chat = request.offer.hosted.left_out_of(chat)
+    answer: ChatStream | AgentRun | CompactedChat
+    n_prompt = 0
+    if plan is not None:
+        answer = await caller.open(stream_compacted(server, messages, params, chat, plan, context))
+    elif tools:
+        answer = await open_run(server, messages, tools, caller, params, chat, context)
+        n_prompt = 0 if answer.stream is None else len(answer.stream.prompt)
     else:
-        (stream,) = await caller.open(server.stream_chats(messages, params, chat, context=context))
-        head = attrs.evolve(head, n_prompt=len(stream.prompt))
-    blocks = _blocks(request)
+        (answer,) = await caller.open(server.stream_chats(messages, params, chat, context=context))
+        n_prompt = len(answer.prompt)
+    head = MessageHead(name_of(server, request, params), managed)
+    blocks = Blocks(
+        n_prompt,
+        request.offer.changes,
+        show_thinking=request.thinking is None or request.thinking.shown,
+        members=request.offer.members,
+        hosted=[tool.info.name for tool in tools],
+    )
     if not request.stream:
-        return json(await whole_message(stream, head, blocks))
+        return json(await whole_message(answer, head, blocks))
     events = MessageEvents(head, blocks)
-    if isinstance(stream, CompactedChat):
-        return await compacted_reply(server, request, caller, stream, events)
-    return await stream_reply(server, request, caller, [stream], events)
-
-
-def _blocks(request: MessagesRequest, hosted: Collection[str] = ()) -> Blocks:
-    is_shown = request.thinking is None or request.thinking.shown
-    return Blocks(show_thinking=is_shown, members=request.offer.members, hosted=hosted)
+    if isinstance(answer, AgentRun):
+        return await run_reply(server, request, caller, answer, events)
+    if isinstance(answer, CompactedChat):
+        return await compacted_reply(server, request, caller, answer, events)
+    return await stream_reply(server, request, caller, [answer], events)
 
 
 @of_models.get("/v1/models", header=VERSION)

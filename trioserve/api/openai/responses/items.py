@@ -273,7 +273,7 @@ class MadeCallItem(Item):
     """
 
     type, event = "mcp_call", "mcp_call_arguments"
-    ends = ("completed", "failed")  # the statuses that have events
+    ends: ClassVar[Container[str]] = ("completed", "failed")  # the statuses that have events
 
     def __init__(self, index: int, start: ToolCallStart, server_label: str) -> None:
         super().__init__(index, f"{MCP_CALL}{start.id}")
