@@ -10,13 +10,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import attrs
 import pytest
 import trio
 
+from tests.support import head_models
 from trioserve.bench.client import Server
 from trioserve.bench.search import Flags, Found, Trial
 from trioserve.bench.stats import Spread
-from trioserve.cli.commands.tune import Servers, factors_of, row_of, verdict
+from trioserve.cli.commands.tune import Servers, drafts_of, factors_of, row_of, verdict
+from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ModelLoadError
 
@@ -40,6 +43,23 @@ def test_what_the_flags_set_is_not_tried() -> None:
         "flash attention", "batch sizes",
     }  # fmt: skip
     assert "batch sizes" not in tried("-b", "512")
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_heads_that_the_model_has_are_tried(tmp_path: Path, is_apart: bool) -> None:
+    if is_apart:
+        model, head = head_models.write_apart(tmp_path, "glm4moe")
+    else:
+        model = head = head_models.write_mtp(tmp_path, "glm4moe")
+    config = Config(model=str(model))
+    drafts = drafts_of(config)
+    assert drafts == ["ngram-simple", "ngram-mod", "draft-mtp", "auto"]
+    options = factors_of(config, 8, 4, drafts)[-1].options
+    for option in options:
+        parse(list(option), {})
+    assert options[2:] == (("--spec-type", "draft-mtp"), ("--spec-type", "auto"))
+    named = attrs.evolve(config, spec_draft_model=str(head))
+    assert drafts_of(named) == drafts_of(Config()) == ["ngram-simple", "ngram-mod"]
 
 
 async def test_a_few_servers_run_and_the_least_recently_used_is_stopped() -> None:

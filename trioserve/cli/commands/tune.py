@@ -22,6 +22,7 @@ from trioserve.cli.progress import ProgressReport
 from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config
 from trioserve.config.parse import parse
+from trioserve.models import auto_drafts
 
 #: Servers that run at the same time; only one of them is measured.
 _MAX_SERVERS = 4
@@ -42,6 +43,9 @@ _NAMES = {
     "spec_type": "drafts",
 }
 
+#: Kinds of drafts for any model.
+_NGRAMS = ("ngram-simple", "ngram-mod")
+
 _HEAD = ("FACTOR", "FLAGS", "SPEED", "NOISE", "RESULT")
 
 
@@ -56,13 +60,25 @@ def run(given: Arguments) -> int:
             write_file(path, json.dumps(tuning.plain(), indent=1) + "\n")
 
 
-def factors_of(config: Config, n_cores: int, n_threads: int) -> list[Factor]:
+def drafts_of(config: Config) -> list[str]:
+    """Find the kinds of drafts to try: n-grams, beside a draft model that is named, and a head."""
+    if config.has_draft_model:
+        return [*_NGRAMS]
+    chosen = auto_drafts.choose(attrs.evolve(config, spec_type=("auto",)))
+    head = None if chosen is None else chosen.config.head_type
+    return [*_NGRAMS] if head is None else [*_NGRAMS, head, "auto"]
+
+
+def factors_of(
+    config: Config, n_cores: int, n_threads: int, drafts: Sequence[str] = _NGRAMS
+) -> list[Factor]:
     """What is tried; flags that are given stay as they are.
 
     Args:
         config: of the flags.
         n_cores: logical CPUs that this process may use.
         n_threads: the default number of threads.
+        drafts: the kinds that the model can have.
     """
     default = Config()
     counts = sorted({max(1, n_threads // 2), max(1, n_threads - 1), n_cores} - {n_threads})
@@ -71,7 +87,7 @@ def factors_of(config: Config, n_cores: int, n_threads: int) -> list[Factor]:
         "kv_unified": [("-kvu",), ("-no-kvu",)],
         "flash_attn": [("-fa", "on"), ("-fa", "off")],
         "ubatch_size": [("-ub", "128"), ("-ub", "1024"), ("-b", "512")],
-        "spec_type": [("--spec-type", kind) for kind in ("ngram-simple", "ngram-mod")],
+        "spec_type": [("--spec-type", kind) for kind in drafts],
     }
     if config.batch_size != default.batch_size:
         del options["ubatch_size"]
@@ -150,15 +166,10 @@ class Tuning:
 
     async def run(self) -> None:
         """Search, and print what is found."""
-        from trioserve.llama.context import threads
-        from trioserve.llama.machine import allowed_cpus
-
-        factors = factors_of(self.config, len(allowed_cpus()), threads(-1))
-        n_runs = sum(2 * len(one.options) + 2 + 2 * N_ROUNDS for one in factors) + 2 * N_ROUNDS
         self._began = trio.current_time()
         async with trio.open_nursery() as nursery:
             servers = Servers(nursery, self._started)
-            await self._calibrate(servers, self.seconds / (6 * n_runs))
+            factors = await self._calibrate(servers)
             print(_line(_HEAD), end="", flush=True)
             search = Search(partial(self._measure, servers), self._tell, _SEARCH * self.seconds)
             with self._progress:
@@ -181,13 +192,18 @@ class Tuning:
                 await speed.measure(server, warm_up, "warm-up")
                 yield server
 
-    async def _calibrate(self, servers: Servers, seconds: float) -> None:
-        """Choose lengths so that each measurement takes that long, and how many servers may run."""
+    async def _calibrate(self, servers: Servers) -> list[Factor]:
+        """Choose what is tried, how long texts are in the time, and how many servers may run."""
+        from trioserve.llama.context import threads
         from trioserve.llama.layout import on_gpu
-        from trioserve.llama.machine import free_memory
+        from trioserve.llama.machine import allowed_cpus, free_memory
 
         before = free_memory()
-        server = await servers.get(())
+        server = await servers.get(())  # downloads the model if it is not there
+        drafts = await trio.to_thread.run_sync(drafts_of, self.config)
+        factors = factors_of(self.config, len(allowed_cpus()), threads(-1), drafts)
+        n_runs = sum(2 * len(one.options) + 2 + 2 * N_ROUNDS for one in factors) + 2 * N_ROUNDS
+        seconds = self.seconds / (6 * n_runs)
         speeds = [
             (await speed.measure(server, test, "calibration")).tokens_per_s
             for test in (speed.Workload(n_prompt=_PROMPTS[0]), speed.Workload(n_gen=_OUTPUTS[0]))
@@ -202,6 +218,7 @@ class Tuning:
         if before is not None and after is not None and not on_gpu(self.config):
             one = max(before - after, 2**28) * 1.25  # they keep more as they are used
             servers.limit = int(min(max(1 + after // one, 1), _MAX_SERVERS))
+        return factors
 
     async def _measure(self, servers: Servers, flags: Flags) -> Speeds:
         server = await servers.get(flags)
