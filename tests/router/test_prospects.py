@@ -6,16 +6,24 @@ from pathlib import Path
 
 import attrs
 import pytest
+import trio
 
 from tests.hub.fixtures import hub
 from tests.hub.server import Hub
 from tests.support.scripted_children import ScriptedLauncher
 from tests.support.waiting import patiently
 from trioserve.config import Config
-from trioserve.errors import HubNotFoundError, InvalidRequestError, ModelLoadError
+from trioserve.errors import (
+    DeadlineExceededError,
+    HubNotFoundError,
+    InvalidRequestError,
+    ModelLoadError,
+    TrioServeError,
+)
 from trioserve.models import BUNDLED, BUNDLED_PROJECTOR
 from trioserve.models.catalog import Catalog
 from trioserve.models.hub import Offer, Repository
+from trioserve.router import prospects as prospects_of
 from trioserve.router.fleet import Fleet
 from trioserve.router.prospects import Prospects
 
@@ -80,6 +88,34 @@ async def test_a_model_is_estimated_by_its_header_alone(
                 await prospects.needs("user/other", ())
             with pytest.raises(HubNotFoundError):
                 await prospects.needs("user/none:Q8_0", ())
+
+
+async def test_of_settings_sent_at_once_those_of_the_first_count(catalog: Catalog) -> None:
+    async with Fleet(catalog, launcher=ScriptedLauncher()) as fleet:
+        entry, refused = catalog.entries["one"], list[TrioServeError]()
+
+        async def load(n_ctx: int) -> None:
+            try:
+                await fleet.load(entry, ("--ctx-size", str(n_ctx)))
+            except InvalidRequestError as error:
+                refused.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for n_ctx in (256, 512, 1024):
+                nursery.start_soon(load, n_ctx)
+        assert len(refused) == 2
+        child = fleet.child("one")
+        assert child is not None
+        assert child.entry == catalog.entries["one"]
+
+
+async def test_a_hub_that_is_too_slow_keeps_no_others_waiting(
+    hub: Hub, catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prospects_of, "_PATIENCE", -1.0)
+    async with Fleet(catalog, launcher=ScriptedLauncher()) as fleet:
+        with pytest.raises(DeadlineExceededError, match="too slowly"):
+            await Prospects(fleet).needs(f"{REPO}:Q8_0", ())
 
 
 def test_settings_of_a_model_last_until_others_are_made(catalog: Catalog) -> None:

@@ -127,7 +127,7 @@ class FakeFleet:
     async def set(self, entry: ModelEntry, args: tuple[str, ...]) -> None:
         self.calls.append((" ".join(("set", *args)), entry.name))
 
-    async def load(self, entry: ModelEntry) -> None:
+    async def load(self, entry: ModelEntry, args: tuple[str, ...] = ()) -> None:
         if entry.name in self.children:
             raise InvalidRequestError("model is already running")
         self.calls.append(("load", entry.name))

@@ -272,34 +272,28 @@ class Fleet(EnteredOnce):
 
     # -- what others ask for
 
-    async def load(self, entry: ModelEntry) -> None:
+    async def load(self, entry: ModelEntry, args: tuple[str, ...] = ()) -> None:
         """Begin to load a model. One that has failed gets another chance.
+
+        Args:
+            entry: the model.
+            args: other flags for it, which it keeps until the fleet ends; none: those that it has.
 
         Raises:
             InvalidRequestError: it is loaded already, or will be.
             ServerClosingError: the fleet is closing.
         """
         self._gate.check()
-        self._check_idle(entry)
+        if self._schedule.may_serve(entry.name):
+            raise InvalidRequestError(f"The model {entry.name!r} is running already.")
+        if args:
+            self.catalog.set(entry.name, args)
+            self._model(entry).entry = self.catalog.entries[entry.name]
+            self._schedule.forget(entry.name)
         self._model(entry).deaths.forget()
         self._schedule.release(entry.name)
         self._schedule.want(entry.name)
         self._turn()
-
-    def _check_idle(self, entry: ModelEntry) -> None:
-        if self._schedule.may_serve(entry.name):
-            raise InvalidRequestError(f"The model {entry.name!r} is running already.")
-
-    async def set(self, entry: ModelEntry, args: tuple[str, ...]) -> None:
-        """Have a model loaded with other flags from now on, until the fleet ends.
-
-        Raises:
-            InvalidRequestError: it is loaded already, or will be.
-        """
-        self._check_idle(entry)
-        await trio.to_thread.run_sync(self.catalog.set, entry.name, args)
-        self._model(entry).entry = self.catalog.entries[entry.name]
-        self._schedule.forget(entry.name)
 
     async def needs(self, entry: ModelEntry) -> Needs:
         """Estimate the memory that a model would take; it need not be in the catalog.

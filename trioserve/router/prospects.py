@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 import trio
 
+from trioserve.concurrency import deadline_scope
 from trioserve.errors import InvalidRequestError, UnknownModelError
 from trioserve.fair_limiter import FairLimiter
 from trioserve.models import hub
@@ -19,6 +20,9 @@ from trioserve.router.fleet import Fleet, Needs
 
 #: Estimates of all clients that may wait for their turn.
 _MAX_WAITING = 16
+
+#: Seconds that the hub may take for the headers of a model.
+_PATIENCE = 120.0
 
 
 class Prospects:
@@ -56,6 +60,7 @@ class Prospects:
         Raises:
             InvalidRequestError: this is no name of either.
             HubError: the hub does not have it, or cannot be asked.
+            DeadlineExceededError: the hub is too slow.
             ModelLoadError: the model cannot be used.
             QueueFullError: too many estimates wait.
         """
@@ -78,7 +83,9 @@ class Prospects:
     async def _sketched(self, reference: HubReference) -> AsyncIterator[ModelEntry]:
         folder = await trio.to_thread.run_sync(tempfile.TemporaryDirectory)
         try:
-            places = await hub.sketch(reference, Path(folder.name), token=self._token)
+            until = trio.current_time() + _PATIENCE
+            with deadline_scope(until, f"The hub sends {reference} too slowly."):
+                places = await hub.sketch(reference, Path(folder.name), token=self._token)
             beside = next((one for one in places if "mmproj" in one.name), None)
             files = ["--model", str(places[0]), *(("--mmproj", str(beside)) if beside else ())]
             yield ModelEntry(

@@ -12,7 +12,7 @@ import trustme
 from tests.hub.server import Hub, running_hub
 from tests.support.waiting import patiently
 from trioserve.errors import HubError, HubUnavailableError
-from trioserve.models.hub import HubReference, pull
+from trioserve.models.hub import HubReference, client, pull
 from trioserve.models.hub.client import open_client
 
 
@@ -32,9 +32,32 @@ async def test_a_redirect_may_lead_back_to_the_hub_or_nowhere(hub: Hub) -> None:
     hub.failures = [(307, {"Location": "api/models/user/x"}), (204, {})]
     assert await get(hub, f"{hub.url}/x?y=z", "hf_x") == 204
     assert [one.headers.get("Authorization") for one in hub.asked] == ["Bearer hf_x"] * 2
-    hub.failures = [(302, {"Location": "file:///etc/passwd"})]
-    with pytest.raises(HubError, match="'file:///etc/passwd' is not an address"):
-        await get(hub, f"{hub.url}/x")
+    for place in ("file:///etc/passwd", f"http://{'a' * 64}.test/"):
+        hub.failures = [(302, {"Location": place})]
+        with pytest.raises(HubError, match=f"'{place}' is not an address"):
+            await get(hub, f"{hub.url}/x")
+
+
+@pytest.mark.parametrize(
+    ("size", "known"), [(5, 5), (0, 0), (-1, None), (True, None), (10**30, None), ("5", None)]
+)
+def test_a_size_that_no_file_has_is_not_known(size: object, known: int | None) -> None:
+    entry = {"type": "file", "path": "a.gguf", "size": size, "oid": "b" * 40}
+    ((_, file),) = client._files([entry], "user/repo", "http://x/")
+    assert file.size == known
+
+
+@pytest.mark.parametrize(("page_size", "n_pages"), [(0, 21), (9, 3)])
+async def test_a_list_without_end_is_refused(
+    page_size: int, n_pages: int, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_MAX_FILES", 20)
+    hub.page_size = page_size
+    hub.add("user/repo", {f"{i}.gguf": b"x" for i in range(99)})
+    with pytest.raises(HubError, match="more than 20 files"), patiently():
+        async with open_client(hub.url, None) as made:
+            await client.list_files(made, "user/repo")
+    assert len(hub.asked) == 1 + n_pages
 
 
 async def test_what_is_not_ascii_is_escaped(hub: Hub) -> None:

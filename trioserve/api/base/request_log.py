@@ -34,7 +34,7 @@ def tell(
     """
     tally, error = caller.tally, caller.tally.error
     fields: dict[str, Any] = {
-        "method": caller.method,
+        "method": f"{caller.method:.20}",
         "path": f"{path or caller.path:.200}",
         "status": status,
         "key": "" if caller.key is None else caller.key.name,

@@ -291,11 +291,7 @@ class RouterService(Lender):
 
     async def load(self, name: str, caller: Caller, *, args: tuple[str, ...] = ()) -> None:
         """Begin to load a model."""
-        entry = self._here(name, caller)
-        if args:
-            await self.fleet.set(entry, args)
-            entry = self.find(entry.name, caller, exact=True)
-        await self.fleet.load(entry)
+        await self.fleet.load(self._here(name, caller), args)
 
     async def unload(self, name: str, caller: Caller) -> None:
         """Begin to unload a model, or cancel its download."""

@@ -274,7 +274,11 @@ class Catalog:
     @property
     def entries(self) -> Mapping[str, ModelEntry]:
         """The models by name: those of upstreams, the others in order, and the bundled one."""
-        return MappingProxyType(self._offered | self._entries)
+        entries = self._offered | self._entries
+        for name, args in list(self._set.items()):
+            if (one := self._entries.get(name)) is not None:
+                entries[name] = attrs.evolve(one, args=(*one.args, *args))
+        return MappingProxyType(entries)
 
     def offer(self, entries: Mapping[str, ModelEntry]) -> None:
         """Offer models of upstreams, in place of those before. One that is here comes first."""
@@ -299,15 +303,13 @@ class Catalog:
         return find_exact(self.entries, name)
 
     def set(self, name: str, args: tuple[str, ...]) -> None:
-        """Add flags to those of a model, in place of those that were added before. Blocks.
+        """Add flags to those of a model, in place of those that were added before.
 
         Raises:
             UnknownModelError: there is no such model.
         """
-        with self._reloading:
-            find_exact(self._entries, name)
-            self._set[name] = args
-            self._entries = self._read()
+        find_exact(self._entries, name)
+        self._set[name] = args
 
     def reload(self) -> CatalogChanges:
         """Look again at everything; returns what is different. Blocks.
@@ -355,7 +357,6 @@ class Catalog:
         return {
             one.name: attrs.evolve(
                 one,
-                args=(*one.args, *self._set.get(one.name, ())),
                 hidden=one.source is Source.CACHE and one.path in builder.copied,
             )
             for one in entries

@@ -42,6 +42,9 @@ _BATCH = 2**20
 _BATCH_SECONDS = 0.2
 _MAX_JSON = 64 * 2**20
 
+#: Files of a repository, and bytes of one that a disk could have.
+_MAX_FILES, _MAX_SIZE = 10_000, 2**60
+
 #: How often a question is asked again after a failure, and after how many seconds first.
 _ATTEMPTS = 3
 FIRST_WAIT = 0.5
@@ -277,6 +280,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     try:
         parts = urlsplit(url)
         port = parts.port
+        (parts.hostname or "").encode("idna")  # a name that no system looks for
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -345,8 +349,12 @@ async def list_files(client: HttpClient, repo: str) -> Listing:
     base = f"{client.endpoint}/{repo}/resolve/{commit}/"
     url: str | None = f"{client.endpoint}/api/models/{repo}/tree/{commit}?recursive=true"
     files: dict[str, RemoteFile] = {}
+    n_listed = 0  # an empty page counts as a file
     while url is not None:
         entries, answer = await client.json(url, repo)
+        n_listed += max(1, len(_dicts(entries)))
+        if n_listed > _MAX_FILES:
+            raise HubError(f"{repo} has more than {_MAX_FILES:,} files.")
         files |= dict(_files(entries, repo, base))
         url = _next_page(answer)
     return Listing(branch, commit, files)
@@ -373,7 +381,7 @@ def _files(entries: Any, repo: str, base: str) -> Iterator[tuple[str, RemoteFile
         if one.get("type") == "file" and isinstance(path, str) and _is_path(path):
             contents = lfs if isinstance(lfs, dict) else one  # the others are in Git itself
             size, digest = contents.get("size"), contents.get("oid")
-            is_sound = isinstance(size, int) and _is(_DIGEST, digest)
+            is_sound = type(size) is int and 0 <= size <= _MAX_SIZE and _is(_DIGEST, digest)
             yield (
                 path,
                 RemoteFile(
