@@ -57,12 +57,31 @@ def test_a_call_is_in_the_group_of_its_result(
     assert [one for group in groups for one in group] == messages
 
 
+class Id(str):
+    """An id that counts how often it is looked up."""
+
+    n_lookups = 0
+
+    def __hash__(self) -> int:
+        Id.n_lookups += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Id.n_lookups += 1
+        return super().__eq__(other)
+
+
 def test_groups_and_open_calls_of_many_messages_take_linear_time() -> None:
-    many = [one for i in range(MAX_MESSAGES // 2) for one in (calls(f"{i}"), result(f"{i}"))]
-    assert len(groups_of(many)) == MAX_MESSAGES // 2
-    assert open_calls(many) == []
-    late = [calls(*map(str, range(1000))), *(result(str(i)) for i in range(1000))]
+    n = MAX_MESSAGES // 2
+    ids = [Id(i) for i in range(n)]
+    Id.n_lookups = 0
+    turns = [one for id_ in ids for one in (calls(id_), said("tool", tool_call_id=id_))]
+    assert len(groups_of(turns)) == n
+    assert open_calls(turns) == []
+    late = [*map(calls, ids), *(said("tool", tool_call_id=id_) for id_ in reversed(ids))]
     assert len(groups_of(late)) == 1
+    assert open_calls(late) == []
+    assert Id.n_lookups < 50 * n
 
 
 @pytest.mark.parametrize(

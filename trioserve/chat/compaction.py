@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import binascii
 import json
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
+from operator import itemgetter
 from typing import Any, Self
 
 import attrs
 
-from trioserve.chat.messages import MAX_PARTS, Message, Messages, parse_messages, text_part
+from trioserve.chat.messages import Message, Messages, parse_messages, text_part
 from trioserve.errors import InvalidRequestError
 from trioserve.types import DocumentSource, MediaSource
 
@@ -177,34 +181,34 @@ def n_rules(messages: Sequence[Mapping[str, Any]]) -> int:
     return next((i for i, one in enumerate(messages) if one["role"] not in _RULES), len(messages))
 
 
-def groups_of(messages: Iterable[Message]) -> list[list[Message]]:
+def groups_of(messages: Sequence[Message]) -> list[list[Message]]:
     """Divide messages where a cut may be: a call and its result are in one group."""
-    groups: list[list[Message]] = []
-    callers: dict[str, int] = {}  # the groups of calls, by their ids
-    for message in messages:
-        if message["role"] == "tool" and groups:
-            first = callers.get(message.get("tool_call_id", ""), len(groups) - 1)
-            groups[first:] = [[*(one for group in groups[first:] for one in group), message]]
-            callers = {id_: min(group, first) for id_, group in callers.items()}
+    starts: list[int] = []  # the places where groups begin
+    callers: dict[str, int] = {}  # the places of calls, by their ids
+    for place, message in enumerate(messages):
+        if message["role"] == "tool" and starts:
+            caller = callers.get(message.get("tool_call_id", ""), place - 1)
+            del starts[bisect_right(starts, caller) :]
             continue
         for call in message.get("tool_calls", ()):
-            callers[call.get("id", "")] = len(groups)
-        groups.append([message])
-    return groups
+            callers[call.get("id", "")] = place
+        starts.append(place)
+    return [list(messages[i:j]) for i, j in pairwise([*starts, len(messages)])]
 
 
 def open_calls(messages: Iterable[Message]) -> list[Message]:
     """The messages of the assistant with calls that have no result, without all else in them."""
-    waiting: dict[tuple[str, int], Any] = {}
+    waiting: dict[str, deque[tuple[int, Any]]] = {}  # by ids, which may be used again, or empty
     for place, message in enumerate(messages):
-        if message["role"] == "tool":
-            id_ = message.get("tool_call_id", "")
-            waiting.pop(next((key for key in waiting if key[0] == id_), ("", -1)), None)
-        for n, call in enumerate(message.get("tool_calls", ())):
-            id_ = call.get("id", "")
-            waiting[id_, 0 if id_ else place * MAX_PARTS + n] = (place, call)
+        if message["role"] == "tool" and (same := waiting.get(message.get("tool_call_id", ""))):
+            same.popleft()
+        for call in message.get("tool_calls", ()):
+            same = waiting.setdefault(call.get("id", ""), deque())
+            if call.get("id"):
+                same.clear()
+            same.append((place, call))
     calls: dict[int, list[Any]] = {}
-    for place, call in waiting.values():
+    for place, call in sorted(chain.from_iterable(waiting.values()), key=itemgetter(0)):
         calls.setdefault(place, []).append(call)
     return [{"role": "assistant", "content": "", "tool_calls": each} for each in calls.values()]
 

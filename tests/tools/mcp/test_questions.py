@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import mcp_types
 import pytest
 import trio
+import trio.testing
+from mcp.client.session import ClientRequestContext
 
 from tests.support.clients import client_and_service
 from tests.support.mcp_servers import config_of, odd, opened
 from tests.support.scripts import answering
+from trioserve.tools.mcp.questions import Questions
 from trioserve.tools.mcp.tools import McpServers, open_mcp_servers
 from trioserve.tools.tool import ToolCallContext
 
@@ -33,6 +38,9 @@ SAMPLE = {
     "maxTokens": 10**9,
     "stopSequences": ["."],
 }
+
+#: The context of a question, which its answer does not depend on.
+NOWHERE = cast(ClientRequestContext, None)
 
 
 async def ask(
@@ -118,6 +126,43 @@ async def test_a_question_of_one_of_two_calls_is_declined() -> None:
         answer = await ask(servers, "elicitation/create", FORM, ask=agree)
         assert answer == {"action": "decline"}
         nursery.cancel_scope.cancel()
+
+
+async def test_questions_of_a_call_may_overlap_and_its_time_stands_until_the_last() -> None:
+    answers, extended, may_answer = list[str](), list[float](), trio.Event()
+
+    async def think(_question: str) -> str | None:
+        await may_answer.wait()
+        return "{}"
+
+    async def elicit() -> None:
+        form = {"type": "object", "properties": {}}
+        params = mcp_types.ElicitRequestFormParams(message="?", requested_schema=form)
+        answer = await questions.elicit(NOWHERE, params)
+        assert isinstance(answer, mcp_types.ElicitResult)
+        answers.append(answer.action)
+
+    questions = Questions("a")
+    with questions.during(ToolCallContext(ask=think), extended.append, 5.0):
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(elicit)
+            await trio.testing.wait_all_tasks_blocked()
+            may_answer.set()
+    assert answers == ["accept"] * 3
+    assert extended == [math.inf] * 3 + [5.0]
+
+
+async def test_a_call_asks_the_model_a_few_times_at_most_also_where_nobody_is_asked() -> None:
+    async def generate(*_: Any) -> tuple[str, str]:
+        return "Yes", "model"
+
+    params = mcp_types.CreateMessageRequestParams.model_validate(SAMPLE)
+    questions = Questions("a")
+    context = ToolCallContext(approves_all=True, generate=generate)
+    with questions.during(context, lambda seconds: None, 5.0):
+        answers = [await questions.sample(NOWHERE, params) for _ in range(9)]
+    assert [isinstance(each, mcp_types.ErrorData) for each in answers] == [False] * 8 + [True]
 
 
 async def test_the_time_of_a_call_stands_still_while_a_person_thinks() -> None:

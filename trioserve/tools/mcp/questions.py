@@ -49,8 +49,13 @@ class _Call:
     context: ToolCallContext
     extend: Callable[[float], None]  # sets in how many seconds it must have ended
     timeout: float
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # of its questions
+    open: set[trio.CancelScope] = attrs.field(factory=set)  # its questions
     n_left: int = _MAX_QUESTIONS
+
+    def take(self) -> bool:
+        """Count a question. Returns whether there may be one more."""
+        self.n_left -= 1
+        return self.n_left >= 0
 
 
 class Questions:
@@ -81,7 +86,8 @@ class Questions:
             yield
         finally:
             self._calls.remove(call)
-            call.scope.cancel()
+            for scope in call.open:
+                scope.cancel()
 
     async def elicit(
         self, context: ClientRequestContext, params: mcp_types.ElicitRequestParams
@@ -110,8 +116,10 @@ class Questions:
         call = self._only
         if call is None or call.context.generate is None:
             return _refusal("no call of this answer's model waits for it")
-        asks = not call.context.approves_all
-        if asks and await self._ask(f"asks the model:\n\n{shown}") is None:
+        if call.context.approves_all:
+            if not call.take():
+                return _refusal(f"a call may ask {_MAX_QUESTIONS} times")
+        elif await self._ask(f"asks the model:\n\n{shown}") is None:
             return _refusal("the person has declined")
         fields: dict[str, Any] = {"max_tokens": max(1, min(params.max_tokens, _MAX_TOKENS))}
         if params.temperature is not None:
@@ -141,11 +149,10 @@ class Questions:
     async def _ask(self, question: str) -> str | None:
         """Ask the person. None: no."""
         call = self._only
-        if call is None or call.context.ask is None or not call.n_left:
+        if call is None or call.context.ask is None or len(question) > _MAX_CHARS:
             return None
-        if len(question) > _MAX_CHARS:
+        if not call.take():
             return None
-        call.n_left -= 1
         words = None
         with self._patient(call):
             async with self._turn:
@@ -155,15 +162,17 @@ class Questions:
     @contextmanager
     def _patient(self, call: _Call) -> Iterator[None]:
         """Stop the time of a call during a block, which ends with the call."""
+        call.open.add(scope := trio.CancelScope())
         call.extend(math.inf)
+        if call not in self._calls:
+            scope.cancel()
         try:
-            with call.scope:
+            with scope:
                 yield
         finally:
-            call.extend(call.timeout)
-            call.scope = trio.CancelScope()
-            if call not in self._calls:
-                call.scope.cancel()
+            call.open.remove(scope)
+            if not call.open:
+                call.extend(call.timeout)
 
 
 def _filled(words: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
