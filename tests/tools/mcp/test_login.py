@@ -8,10 +8,12 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
 import pytest
+import trio
 
 from tests.support.mcp_servers import call, opened
 from tests.support.oauth_mcp import OAuth, serving_oauth
@@ -30,9 +32,12 @@ def oauth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OAuth]:
 
 
 async def browse(url: str) -> None:
-    """Log in as a browser does, after a request of somebody else."""
+    """Log in as a browser does, after requests of others."""
     async with httpx2.AsyncClient() as client:
         back = (await client.get(url)).headers["location"]
+        async with await trio.open_tcp_stream("127.0.0.1", urlsplit(back).port or 0) as stream:
+            await stream.send_all(b"GET //[ HTTP/1.1\r\n\r\n")
+            assert (await stream.receive_some()).startswith(b"HTTP/1.1 404")
         wrong = await client.get(back.replace("state=", "state=x"))
         assert wrong.status_code == 404
         assert (await client.get(back)).status_code == 200

@@ -203,7 +203,10 @@ class _WayBack:
     def _read(self, head: bytes) -> dict[str, str] | None:
         """What the page has sent back; None: this is another request."""
         words = head.split(b"\r\n")[0].decode("ascii", "replace").split(" ")
-        url = urlsplit(words[1] if len(words) == 3 else "")
+        try:
+            url = urlsplit(words[1] if len(words) == 3 else "")
+        except ValueError:
+            return None
         found = {name: values[0] for name, values in parse_qs(url.query).items()}
         return found if url.path == _PATH and found.get("state") == self._state else None
 
