@@ -12,8 +12,10 @@ from tests.support.scripts import HI, answering
 from tests.support.served_tools import client_of_tools
 from tests.support.tool_calls import FakeTool, calls, saying
 from tests.support.waiting import until
+from trioserve.api.stored.listing import Page
+from trioserve.api.stored.shelf import Shelf
 from trioserve.errors import StoreError
-from trioserve.store import Store
+from trioserve.store import Record, Store
 
 PATH = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -125,3 +127,21 @@ async def test_candidates_that_are_kept_count_as_memory() -> None:
         assert last["error"]["type"] in ("invalid_request_error", "unavailable_error"), last
         assert (await client.get(PATH)).json()["data"] == []
         await until(lambda: service.memory.n_held == 0)
+
+
+async def test_a_list_goes_without_what_is_deleted_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = Page.found
+
+    async def deleting(page: Page, shelf: Shelf, *more: Any) -> tuple[list[Record], bool]:
+        records, has_more = await found(page, shelf, *more)
+        await shelf.store.delete(records[0].id)
+        return records, has_more
+
+    async with client_of(answering("Hello")) as client:
+        body = {"messages": HI, "store": True}
+        ids = [(await client.post(PATH, json=body)).json()["id"] for _ in range(3)]
+        monkeypatch.setattr(Page, "found", deleting)
+        listed = await client.get(PATH)
+    assert [each["id"] for each in listed.json()["data"]] == ids[1:]

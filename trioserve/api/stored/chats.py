@@ -26,15 +26,15 @@ from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
 from trioserve.api.stored.items import INPUT, OUTPUT
 from trioserve.api.stored.listing import QUERY, DeletedRecord, Page, PageOf, deleted, page_of
-from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded
+from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded, missing
 from trioserve.chat.deltas import MessageBuilder
-from trioserve.errors import InvalidRequestError, NotFoundError, TrioServeError
+from trioserve.errors import InvalidRequestError, TrioServeError
 from trioserve.fair_limiter import offload
 from trioserve.server.dispatch import size_of
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.runs.events import RunEnded, RunEvent, StepChunk, StepStarted
 from trioserve.server.stream import ChatChunk, ChatCompletion as ReadChat
-from trioserve.store import Part, Record, Records, Ref, check_sizes, new_id
+from trioserve.store import Part, Record, Records, check_sizes, new_id
 from trioserve.types import Finished, Prompt
 
 routes = Routes()
@@ -261,18 +261,17 @@ class ChatChange(RequestBody):
 
 
 async def _reply(shelf: Shelf, chats: Sequence[Record], more: bool | None = None) -> Json:
-    """Answer with chats: a page of them, or one alone."""
-
-    def refs(records: Records) -> list[Ref]:
-        found = [records.refs(each.id, OUTPUT, limit=1) for each in chats]
-        if not all(found):
-            raise NotFoundError("What was to be read has been deleted meanwhile.")
-        return [ref for (ref,) in found]
-
-    answers = await shelf.bodies(await shelf.look_up(refs))
+    """Answer with chats: a page of them, without those deleted meanwhile, or one alone."""
+    answers, left = list[bytes](), list[Record]()
+    for each in chats:
+        parts = await shelf.look_up(partial(Records.parts, id=each.id, side=OUTPUT, limit=1))
+        if not parts and more is None:
+            raise missing(KIND, each.id)
+        answers += [part.body for part in parts]
+        left += [each for _ in parts]
 
     def make() -> Any:
-        pairs = zip(decoded(answers), chats, strict=True)
+        pairs = zip(decoded(answers), left, strict=True)
         whole = [{**answer, "metadata": chat.body["metadata"]} for answer, chat in pairs]
         return whole[0] if more is None else page_of(whole, more=more)
 

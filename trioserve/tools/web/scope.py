@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from posixpath import normpath
+from urllib.parse import unquote
 
 import attrs
 
@@ -45,9 +47,17 @@ class Domain:
     def has(self, target: Target) -> bool:
         """Whether an address is below it."""
         if f".{target.host}".endswith(f".{self.host}"):
-            path = self.path.replace("[", "[[]").replace("?", "[?]")
-            return fnmatchcase(target.path.lower(), f"{path}*")
+            path = unquote(self.path).replace("[", "[[]").replace("?", "[?]")
+            return fnmatchcase(_as_read(target.path), f"{path}*")
         return False
+
+
+def _as_read(path: str) -> str:
+    """A path as servers read it, without escapes and ``..``; and a query."""
+    path, mark, query = path.lower().partition("?")
+    parts = unquote(path).split("/")
+    end = "/" if parts[-1] in ("", ".", "..") else ""
+    return f"/{normpath('/'.join(parts)).strip('/')}{end}".replace("//", "/") + mark + query
 
 
 def read_domains(values: Iterable[str], param: str) -> tuple[Domain, ...]:
