@@ -214,7 +214,7 @@ class _Compactor:
         async with asked as (stream,):
             self.follow(stream)
             answer = await stream.read()
-        self.timings = sum_of(self.timings, answer.finished.timings)
+        self.timings = self.timings.plus(answer.finished.timings)
         self.n_prompt += len(answer.prompt)
         summary = answer.message.content
         if (thinking := self.server.model.template.format.thinking) is not None:
@@ -292,12 +292,8 @@ class _Compactor:
     async def _size_of(self, group: Sequence[Message], most: float) -> float:
         """About how many tokens messages have; infinite if more than `most`."""
         text = transcript(group)
-        n_media = sum(
-            part["type"] != "text"
-            for one in group
-            if not isinstance(one["content"], str)
-            for part in one["content"]
-        )
+        contents = (one["content"] for one in group if not isinstance(one["content"], str))
+        n_media = sum(part["type"] != "text" for content in contents for part in content)
         n_tokens: float = n_media * _PER_FILE
         if n_tokens > most or len(text) > 16 * max(most, 0):
             return math.inf
@@ -306,12 +302,6 @@ class _Compactor:
 
 #: About how many tokens an image or another file has.
 _PER_FILE = 256
-
-
-def sum_of(one: Timings, other: Timings) -> Timings:
-    """Add the timings of two requests."""
-    names = attrs.fields_dict(Timings)
-    return Timings(**{name: getattr(one, name) + getattr(other, name) for name in names})
 
 
 # -- answers

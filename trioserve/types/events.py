@@ -239,6 +239,11 @@ class Timings:
     draft_n: int = 0
     draft_n_accepted: int = 0
 
+    def plus(self, other: Timings) -> Timings:
+        """The sums of these and those of another task."""
+        names = attrs.fields_dict(Timings)
+        return Timings(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
 
 @attrs.frozen
 class Admitted:

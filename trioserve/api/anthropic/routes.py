@@ -26,13 +26,13 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.cut_json import read_arguments
 from trioserve.api.base.described import ModelInfo, ModelPage
 from trioserve.api.base.errors import message_of
-from trioserve.api.base.generation import admit, compacted_reply, run_reply, stream_reply
+from trioserve.api.base.generation import admit, run_reply, stream_reply
 from trioserve.api.base.models import Models
 from trioserve.api.base.output import name_of
 from trioserve.api.base.reply import Reply, json
 from trioserve.api.base.routes import Query, Routes
 from trioserve.api.base.vendors import ErrorShape
-from trioserve.api.base.web import Sources, open_run
+from trioserve.api.base.web import Sources
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.compaction import Compaction
 from trioserve.chat.deltas import (
@@ -58,6 +58,7 @@ from trioserve.server.runs.events import (
     StepStarted,
     ToolReturned,
 )
+from trioserve.server.runs.params import RunParams
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatChunk, ChatStream
 from trioserve.tools.web.tools import FETCH, SEARCH
@@ -510,7 +511,11 @@ async def messages(request: MessagesRequest, caller: Caller, models: Models) -> 
     if plan is not None:
         answer = await caller.open(stream_compacted(server, messages, params, chat, plan, context))
     elif tools:
-        answer = await open_run(server, messages, tools, caller, params, chat, context)
+        chat, run = attrs.evolve(chat, parse_tools=True), RunParams(approve="none")
+        opened = server.stream_run(
+            messages, tools, params=params, chat=chat, run=run, context=context
+        )
+        answer = await caller.open(opened)
         n_prompt = 0 if answer.stream is None else len(answer.stream.prompt)
     else:
         (answer,) = await caller.open(server.stream_chats(messages, params, chat, context=context))
@@ -526,11 +531,9 @@ async def messages(request: MessagesRequest, caller: Caller, models: Models) -> 
     if not request.stream:
         return json(await whole_message(answer, head, blocks))
     events = MessageEvents(head, blocks)
-    if isinstance(answer, AgentRun):
-        return await run_reply(server, request, caller, answer, events)
-    if isinstance(answer, CompactedChat):
-        return await compacted_reply(server, request, caller, answer, events)
-    return await stream_reply(server, request, caller, [answer], events)
+    if isinstance(answer, ChatStream):
+        return await stream_reply(server, request, caller, [answer], events)
+    return await run_reply(server, request, caller, answer, events)
 
 
 @of_models.get("/v1/models", header=VERSION)

@@ -152,16 +152,13 @@ def _changes(messages: Any) -> Iterator[tuple[Mapping[str, Any], str]]:
     for i, message in enumerate(messages if isinstance(messages, list) else ()):
         content = message.get("content") if isinstance(message, Mapping) else None
         for j, block in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(block, Mapping):
-                yield from _changes_in(block, f"messages[{i}].content[{j}]")
-
-
-def _changes_in(block: Mapping[str, Any], path: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    if block.get("type") in ("tool_addition", "tool_removal"):
-        yield block, path
-    elif block.get("type") == "compaction":  # of the part that it stands for
-        for i, change in enumerate(optional(block, "tool_changes", objects, path) or ()):
-            yield change, f"{path}.tool_changes[{i}]"
+            kind = block.get("type") if isinstance(block, Mapping) else None
+            path = f"messages[{i}].content[{j}]"
+            if kind in ("tool_addition", "tool_removal"):
+                yield block, path
+            elif kind == "compaction":  # of the part that it stands for
+                for k, change in enumerate(optional(block, "tool_changes", objects, path) or ()):
+                    yield change, f"{path}.tool_changes[{k}]"
 
 
 def _functions(tool: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -22,13 +22,12 @@ from trioserve.api.base.web import NO_TOOLS, HostedTools
 from trioserve.errors import InvalidRequestError, UnknownToolCallError, UnsupportedFieldError
 from trioserve.fair_limiter import offload
 from trioserve.server import RequestContext
-from trioserve.server.compaction import CompactedChat, CompactedEvent
+from trioserve.server.compaction import CompactedChat
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.infill import Gap, missing_tokens
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import AnyPrompt, PromptLike
-from trioserve.server.runs.events import RunEvent
 from trioserve.server.runs.params import tools_of
 from trioserve.server.runs.run import AgentRun
 from trioserve.server.stream import ChatStream, Stream
@@ -131,33 +130,19 @@ async def stream_reply(
     )
 
 
-async def compacted_reply(
-    server: ModelServer,
-    request: GenerationRequest,
-    caller: Caller,
-    chat: CompactedChat,
-    writer: sse.EventWriter[CompactedEvent],
-    on_error: reply.OnError | None = None,
-) -> reply.Stream[CompactedEvent]:
-    """Answer with the events of a chat that is compacted first. See `reply.stream`."""
-    return await reply.stream(
-        reply.EventSource.of(chat.__anext__),
-        writer,
-        pings_of(server, request, chat.mailboxes),
-        on_error or partial(errors.last_event, caller.path),
-    )
-
-
 async def run_reply(
     server: ModelServer,
     request: GenerationRequest,
     caller: Caller,
-    run: AgentRun,
-    writer: sse.EventWriter[RunEvent],
+    run: AgentRun | CompactedChat,
+    writer: sse.EventWriter[Any],
     on_error: reply.OnError | None = None,
     streams: list[ChatStream] | None = None,
-) -> reply.Stream[RunEvent]:
-    """Answer with the events of a run. `streams` gets that of each step."""
+) -> reply.Stream[Any]:
+    """Answer with the events of a run, or of a chat that is compacted first. See `reply.stream`.
+
+    `streams` gets that of each step.
+    """
     mailboxes: list[Mailbox] = []
 
     def follow(stream: ChatStream) -> None:
@@ -165,8 +150,12 @@ async def run_reply(
         if streams is not None:
             streams[:] = [stream]
 
-    run.watch(follow)
-    source, pings = reply.EventSource.of(run.__anext__), pings_of(server, request, mailboxes)
+    if isinstance(run, AgentRun):
+        run.watch(follow)
+    else:
+        mailboxes = run.mailboxes
+    pings = pings_of(server, request, mailboxes)
+    source: reply.EventSource[Any] = reply.EventSource.of(run.__anext__)
     return await reply.stream(
         source, writer, pings, on_error or partial(errors.last_event, caller.path)
     )

@@ -13,22 +13,16 @@ from typing import Any, TypeVar
 import attrs
 
 from trioserve.api.base import limits
-from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.fields import mapping, optional, strings, text
-from trioserve.chat.messages import Messages
 from trioserve.chat.params import ChatParams, ToolChoice
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.left_out import leave_out
-from trioserve.server import RequestContext
 from trioserve.server.model_server import ModelServer
 from trioserve.server.runs.events import ToolReturned
-from trioserve.server.runs.params import RunParams
-from trioserve.server.runs.run import AgentRun
 from trioserve.tools.tool import Tool
 from trioserve.tools.web.scope import Domain, WebScope, read_domains
 from trioserve.tools.web.tools import WebTool
-from trioserve.types import GenerationParams
 
 #: Why such a tool is left out.
 NO_WEB = "this server does not use the web: start it with --web-search or --web-fetch"
@@ -77,23 +71,6 @@ class HostedTools:
 
 #: Those of most requests.
 NO_TOOLS = HostedTools()
-
-
-async def open_run(
-    server: ModelServer,
-    messages: Messages,
-    tools: Sequence[Tool],
-    caller: Caller,
-    params: GenerationParams,
-    chat: ChatParams,
-    context: RequestContext,
-) -> AgentRun:
-    """Start a run with these tools. It ends no later than the request. Raises TrioServeError."""
-    chat = attrs.evolve(chat, parse_tools=True)
-    opened = server.stream_run(
-        messages, tools, params=params, chat=chat, run=RunParams(approve="none"), context=context
-    )
-    return await caller.open(opened)
 
 
 # -- their fields

@@ -177,7 +177,7 @@ class AgentLoop:
                     await self._run.room()
                     self._run.put(StepChunk(self._run.new_id(), step, event))
         assert stream.finished is not None
-        self._timings = _sum(self._timings, stream.finished.timings)
+        self._timings = self._timings.plus(stream.finished.timings)
         return stream
 
     def _chat(self, step: int) -> ChatParams:
@@ -350,11 +350,6 @@ class AgentLoop:
         decision = await self._run.decision(call.id, timeout)
         self._run.put(ApprovalGiven(self._run.new_id(), call, decision.approved, decision.reason))
         return decision
-
-
-def _sum(one: Timings, other: Timings) -> Timings:
-    names = attrs.fields_dict(Timings)
-    return Timings(**{name: getattr(one, name) + getattr(other, name) for name in names})
 
 
 def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:

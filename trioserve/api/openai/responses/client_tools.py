@@ -48,8 +48,7 @@ class ClientTool:
     @property
     def output_item(self) -> str:
         """The type of the items of its results."""
-        is_search = self.item == "tool_search_call"
-        return "tool_search_output" if is_search else f"{self.item}_output"
+        return f"{self.item.replace('search_call', 'search')}_output"
 
 
 def _schema(*needed: str, **properties: Fields) -> Fields:

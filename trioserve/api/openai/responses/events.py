@@ -436,12 +436,10 @@ class ResponseBuilder:
         found: list[dict[str, Any]] = msgspec.to_builtins(list(written))
         return found
 
-    def _output(self) -> list[dict[str, Any]]:
-        return [self._written[index] for index in sorted(self._written)]
-
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
         empty = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
-        return {**self.repeated, "status": status, "output": self._output(), **empty, **fields}
+        output = [self._written[index] for index in sorted(self._written)]
+        return {**self.repeated, "status": status, "output": output, **empty, **fields}
 
 
 def _usage(timings: Timings, n_prompt: int, n_reasoning: int) -> dict[str, Any]:

@@ -370,10 +370,8 @@ def _read_reasoning(chat: Conversation, item: Item, path: str) -> None:
 
 
 def _thoughts(item: Item, name: str, path: str) -> list[str]:
-    parts = item.get(name)
-    if parts is None:
-        return []
-    return [part["text"] for part in read_parts(parts, f"{path}.{name}", THOUGHTS)]
+    given = [] if item.get(name) is None else item[name]
+    return [part["text"] for part in read_parts(given, f"{path}.{name}", THOUGHTS)]
 
 
 def _read_compaction(chat: Conversation, item: Item, path: str) -> None:

@@ -36,7 +36,7 @@ from trioserve.api.base.fields import (
     structure,
     text,
 )
-from trioserve.api.base.request_schemas import of_fields
+from trioserve.api.base.request_schemas import of_class, of_fields
 from trioserve.api.base.stored_as import NOT_STORED, StoredAs
 from trioserve.api.base.thinking import ReasoningOptions
 from trioserve.api.base.web import HostedTools
@@ -126,14 +126,7 @@ class ContextEntry:
     compact_threshold: int | None = field(read=integer_in(1), default=None)
 
 
-_ENTRY = object_schema(
-    "type",
-    type={"enum": ["compaction"]},
-    compact_threshold={"type": ["integer", "null"], "minimum": 1},
-)
-
-
-@json_type(list_schema(_ENTRY, limits.MAX_INCLUDED))
+@json_type(list_schema(of_class(ContextEntry), limits.MAX_INCLUDED))
 def _context_management(value: Any) -> tuple[ContextEntry, ...]:
     each = enumerate(objects(value))
     return tuple(structure(ContextEntry, one, f"context_management[{i}].") for i, one in each)

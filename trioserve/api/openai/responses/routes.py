@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from trioserve.api.base import generation
 from trioserve.api.base.answers import InputTokens
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.generation import admit, compacted_reply, counted_tokens, stream_reply
+from trioserve.api.base.generation import admit, counted_tokens, stream_reply
 from trioserve.api.base.models import Models
 from trioserve.api.base.output import name_of
 from trioserve.api.base.reply import Reply, long_json
@@ -72,7 +73,7 @@ async def responses(request: ResponsesRequest, caller: Caller, models: Models) -
         return await run_reply(server, chat, caller, models, answer, writer, id_, writer.fail)
     if isinstance(answer, CompactedChat):
         models.responses.add(id_, chat, caller, answer.streams)
-        return await compacted_reply(server, chat, caller, answer, writer, writer.fail)
+        return await generation.run_reply(server, chat, caller, answer, writer, writer.fail)
     models.responses.add(id_, chat, caller, [answer])
     return await stream_reply(server, chat, caller, [answer], writer, writer.fail)
 
