@@ -25,12 +25,7 @@ from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import LONG, Reply, value_of
 from trioserve.concurrency import Feed, Jobs, Phase
-from trioserve.errors import (
-    RecordDamagedError,
-    StoreFullError,
-    TrioServeError,
-    UnavailableError,
-)
+from trioserve.errors import RecordDamagedError, StoreFullError, TrioServeError, UnavailableError
 from trioserve.fair_limiter import FairLimiter, offload, set_client
 from trioserve.log import get_logger
 from trioserve.server.limits.memory import weight_of
@@ -387,14 +382,13 @@ async def add_batch(
 ) -> Record:
     """Add a batch whose lines are to be answered. Raises StoreFullError."""
     id_, n_bytes = body["id"], sum(len(line.body) for line in lines)
-
-    def check(records: Records) -> None:
-        records.check_share(owner, n_bytes)
+    check = partial(Records.check_share, owner=owner, n_bytes=n_bytes)
 
     def add_files(records: Records) -> None:
         check(records)  # of two that were added at the same time, too
         for name in (OUTPUT, ERRORS):  # now: a batch must be able to end when the store is full
-            _add_file(records, id_, owner, name)
+            file = file_body(f"{id_}_{name}.jsonl", 0, "batch_output", _file_id(id_, name))
+            records.add(file["id"], _GROWING, owner, file, is_open=True)
 
     await store.do(check)
     await store.add(id_, kind, owner, body, parts=(PENDING, lines), is_open=True, then=add_files)
@@ -408,12 +402,6 @@ def _file_id(batch: str, name: str) -> str:
 
 
 # -- in the thread of the store
-
-
-def _add_file(records: Records, batch: str, owner: bytes, name: str) -> str:
-    file = file_body(f"{batch}_{name}.jsonl", 0, "batch_output", _file_id(batch, name))
-    records.add(file["id"], _GROWING, owner, file, is_open=True)
-    return str(file["id"])
 
 
 def _keep(records: Records, *, batch: Record, written: _Written) -> None:

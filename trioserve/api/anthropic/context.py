@@ -26,6 +26,7 @@ from trioserve.api.base.fields import (
     list_schema,
     mapping,
     named,
+    object_schema,
     objects,
     required,
     strings,
@@ -79,9 +80,7 @@ class ClearToolUses:
 @json_type(PART)
 def _keep_thinking(value: Any) -> int | None:
     """How many turns keep their thinking; None: all."""
-    if value == "all":
-        return None
-    kind = required(mapping(value), "type", text)
+    kind = value if value == "all" else required(mapping(value), "type", text)
     if kind == "all":
         return None
     if kind != "thinking_turns":
@@ -116,12 +115,7 @@ _KINDS: Mapping[str, type[Edit]] = {
 }
 
 
-@json_type(
-    {
-        "type": "object",
-        "properties": {"edits": list_schema(ARGUMENTS, limits.MAX_INCLUDED)},
-    }
-)
+@json_type(object_schema(edits=list_schema(ARGUMENTS, limits.MAX_INCLUDED)))
 def read_edits(value: Any) -> tuple[Edit, ...]:
     """Read ``context_management``: its edits, in the order in which they apply."""
     path, found = "context_management.edits", list[Edit]()

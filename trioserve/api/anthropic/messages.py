@@ -326,10 +326,7 @@ _MESSAGE = object_schema(
 
 
 @json_type(
-    properties={
-        "system": _BLOCKS,
-        "messages": list_schema(_MESSAGE, MAX_MESSAGES, minItems=1),
-    }
+    properties={"system": _BLOCKS, "messages": list_schema(_MESSAGE, MAX_MESSAGES, minItems=1)}
 )
 def read_messages(body: Mapping[str, Any]) -> Messages:
     """Read ``system`` and ``messages`` of a request.

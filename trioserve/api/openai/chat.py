@@ -15,12 +15,7 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.custom_tools import input_of
 from trioserve.api.base.fields import PromptFields, field
-from trioserve.api.base.generation import (
-    admit,
-    counted_tokens,
-    gap_prompt,
-    stream_reply,
-)
+from trioserve.api.base.generation import admit, counted_tokens, gap_prompt, stream_reply
 from trioserve.api.base.generation_request import UNSUPPORTED, GenerationRequest
 from trioserve.api.base.models import Models
 from trioserve.api.base.output import (

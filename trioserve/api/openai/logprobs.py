@@ -86,11 +86,7 @@ _NOTHING = TextLogprobs((), (), (), (), ())
 
 
 def echoed_logprobs(
-    text: str,
-    prompt: Prompt,
-    scores: PromptScores,
-    n_top: int,
-    written: TextLogprobs = _NOTHING,
+    text: str, prompt: Prompt, scores: PromptScores, n_top: int, written: TextLogprobs = _NOTHING
 ) -> TextLogprobs:
     """Write the scores of a prompt, whose text begins an answer, before those of the output.
 

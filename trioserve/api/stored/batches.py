@@ -100,11 +100,8 @@ def _beginning(fields: PromptFields | None, body: Mapping[str, Any]) -> str:
     names = [] if fields is None else [*fields.head, *fields.turns]
     text = json.dumps([body.get("model"), *(body.get(name) for name in names)])
     lengths = (n for i, n in enumerate(_BEGINNINGS) if i == 0 or len(text) > _BEGINNINGS[i - 1])
-    return "".join(_digest(text[:length]) for length in lengths)
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(errors="replace"), digest_size=4).hexdigest()
+    texts = (text[:length].encode(errors="replace") for length in lengths)
+    return "".join(hashlib.blake2b(each, digest_size=4).hexdigest() for each in texts)
 
 
 # -- routes

@@ -18,13 +18,7 @@ from trioserve.api.base.routes import FORM, Query, Routes
 from trioserve.api.batches import DATA, FILE, File, file_body
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
-from trioserve.api.stored.listing import (
-    QUERY,
-    DeletedRecord,
-    Page,
-    PageOf,
-    deleted,
-)
+from trioserve.api.stored.listing import QUERY, DeletedRecord, Page, PageOf, deleted
 from trioserve.api.stored.shelf import Shelf, missing
 from trioserve.chat.uploads import Upload
 from trioserve.errors import InvalidRequestError, NotFoundError, UnsupportedFieldError

@@ -84,8 +84,7 @@ async def upload(request: MessageFileRequest, caller: Caller, app: AppState) -> 
 
 @routes.get("/v1/files", header=VERSION)
 @takes(
-    None,
-    query={**ANTHROPIC_QUERY, "page": "a next_page", "ids[]": "list these, all on one page"},
+    None, query={**ANTHROPIC_QUERY, "page": "a next_page", "ids[]": "list these, all on one page"}
 )
 @gives(AnthropicPage)
 async def list_files(query: Query, caller: Caller, app: AppState) -> Reply:

@@ -38,13 +38,7 @@ from trioserve.api.stored.items import (
     resolved,
     with_ids,
 )
-from trioserve.api.stored.listing import (
-    QUERY,
-    DeletedRecord,
-    Page,
-    StoredItems,
-    deleted,
-)
+from trioserve.api.stored.listing import QUERY, DeletedRecord, Page, StoredItems, deleted
 from trioserve.api.stored.runs import OF_END, StoredRun
 from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded, missing
 from trioserve.chat.messages import MAX_MESSAGES

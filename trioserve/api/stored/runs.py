@@ -177,10 +177,7 @@ class StoredRun:
         It is in `runs` until its end is stored.
         """
         n_bytes = sum(len(each.body) for each in self.input)
-
-        def check(records: Records) -> None:
-            records.check_share(self.owner, n_bytes)
-
+        check = partial(Records.check_share, owner=self.owner, n_bytes=n_bytes)
         runs[self.id] = self
         try:
             await self.store.do(check)

@@ -283,10 +283,7 @@ CLIENT_TOOLS: Mapping[str, ClientTool] = {
         _schema("action", action=_ACTION),
         "computer_call",
         "cu",
-        lambda arguments: {
-            "action": _act(arguments.get("action")),
-            "pending_safety_checks": [],
-        },
+        lambda arguments: {"action": _act(arguments.get("action")), "pending_safety_checks": []},
         _read_acts,
         _read_screen,
         "computer",

@@ -17,13 +17,7 @@ import attrs
 from trioserve.api.base.chat_request import as_content
 from trioserve.api.base.fields import mapping, named, objects, optional, required, text
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS, ClientTool
-from trioserve.api.openai.responses.parts import (
-    INPUT,
-    OUTPUT,
-    THOUGHTS,
-    read_content,
-    read_parts,
-)
+from trioserve.api.openai.responses.parts import INPUT, OUTPUT, THOUGHTS, read_content, read_parts
 from trioserve.chat.compaction import Compaction
 from trioserve.chat.messages import (
     INPUT_ARGUMENT,
@@ -63,11 +57,7 @@ _IN_CHAT = re.compile(
     r"|messages\[(?P<message>\d+)\][\w.\[\]]*"
     r"|tools\[(?P<tool>\d+)\](?:\.function)?|(?P<flat>tool_choice)\.(?:function|allowed_tools)"
 )
-_NAMES = {
-    "messages": "input",
-    "response_format": "text.format",
-    "prompt": "input",
-}
+_NAMES = {"messages": "input", "response_format": "text.format", "prompt": "input"}
 
 
 @attrs.define

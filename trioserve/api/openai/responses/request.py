@@ -81,12 +81,7 @@ class ResponsesStreamOptions(RequestBody):
     }
 
 
-@json_type(
-    {
-        "type": "object",
-        "properties": {"format": SCHEMA, "verbosity": NAME},
-    }
-)
+@json_type({"type": "object", "properties": {"format": SCHEMA, "verbosity": NAME}})
 def _text_config(value: Any) -> dict[str, Any]:
     fields = mapping(value)
     optional(fields, "verbosity", text, "text")
@@ -276,10 +271,7 @@ class ResponsesRequest(StoringRequest):
             "top_logprobs": self.top_logprobs if _LOGPROBS in self.include else None,
             "stream_options": None,
         }
-        others = {
-            "max_tokens": self.max_output_tokens,
-            "verbosity": self.text.get("verbosity"),
-        }
+        others = {"max_tokens": self.max_output_tokens, "verbosity": self.text.get("verbosity")}
         own |= {name: value for name, value in others.items() if value is not None}
         if self.compacts or self.input.trigger:
             own |= {"continue_final_message": False, "echo": None, RUN_TOOLS: None}
