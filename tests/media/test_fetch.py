@@ -85,6 +85,7 @@ async def test_redirects_are_followed_three_times(site: Site) -> None:
         ("https://files.test/secret", "--media-urls does not allow"),
         ("file:///etc/passwd", "does not begin with http"),
         ("ftp://files.test/secret", "does not begin with http"),
+        ("http://[::1/secret", "redirects to none"),
     ],
 )
 async def test_each_redirect_is_checked_again(site: Site, location: str, reason: str) -> None:

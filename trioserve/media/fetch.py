@@ -344,7 +344,10 @@ class Fetcher:
             body, told, is_redirect = await self._get(target, count)
             if not is_redirect:
                 return Fetched(url, body, told)
-            url = urljoin(url, told).partition("#")[0]
+            try:
+                url = urljoin(url, told).partition("#")[0]
+            except ValueError:
+                raise _invalid("that redirects to none") from None
         raise _unfit(f"is at an address that redirects more than {_MAX_REDIRECTS} times")
 
     async def _get(self, target: Target, count: Callable[[int], object]) -> tuple[bytes, str, bool]:

@@ -59,6 +59,11 @@ class Amount:
     value: int = field(read=_count)
 
 
+@json_type(list_schema(NAME, MAX_TOOLS))
+def _names(value: Any) -> frozenset[str]:
+    return frozenset(strings(value))
+
+
 @attrs.frozen(kw_only=True)
 class ClearToolUses:
     """``clear_tool_uses_*``: the results of tools are cleared, but for the last ones."""
@@ -67,14 +72,12 @@ class ClearToolUses:
     trigger: Amount = attrs.field(factory=lambda: Amount(type="input_tokens", value=_CLEAR_AT))
     keep: Amount = attrs.field(factory=lambda: Amount(type="tool_uses", value=_KEPT_USES))
     clear_at_least: Amount | None = None
-    clear_tool_inputs: bool | tuple[str, ...] = field(
-        read=lambda value: value if isinstance(value, bool) else strings(value),
+    clear_tool_inputs: bool | frozenset[str] = field(
+        read=lambda value: value if isinstance(value, bool) else _names(value),
         schema={"type": ["boolean", "array"], "items": NAME, "maxItems": MAX_TOOLS},
         default=False,
     )
-    exclude_tools: tuple[str, ...] = field(
-        read=strings, schema=list_schema(NAME, MAX_TOOLS), default=()
-    )
+    exclude_tools: frozenset[str] = field(read=_names, default=frozenset())
 
 
 @json_type(PART)
@@ -262,7 +265,7 @@ class Context:
 
 
 def _without_inputs(
-    message: Message, ids: set[str | None], tools: bool | tuple[str, ...]
+    message: Message, ids: set[str | None], tools: bool | frozenset[str]
 ) -> Message:
     calls = message.get("tool_calls", ())
     cleared = [
