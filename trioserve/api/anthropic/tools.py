@@ -157,8 +157,8 @@ def _changes(messages: Any) -> Iterator[tuple[Mapping[str, Any], str]]:
             if kind in ("tool_addition", "tool_removal"):
                 yield block, path
             elif kind == "compaction":  # of the part that it stands for
-                for k, change in enumerate(optional(block, "tool_changes", objects, path) or ()):
-                    yield change, f"{path}.tool_changes[{k}]"
+                changes = enumerate(optional(block, "tool_changes", objects, path) or ())
+                yield from ((one, f"{path}.tool_changes[{k}]") for k, one in changes)
 
 
 def _functions(tool: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
