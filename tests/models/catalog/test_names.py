@@ -12,6 +12,7 @@ from trioserve.config.keys import Key
 from trioserve.errors import AmbiguousModelError, UnknownModelError
 from trioserve.models.catalog import Catalog, ModelEntry, Source, find_for
 from trioserve.models.catalog.catalog import find_named
+from trioserve.models.catalog.upstreams import Upstream
 
 ALL = ("case", "part")
 
@@ -117,6 +118,9 @@ def test_the_only_model_answers_to_any_name_of_a_client_that_may_use_it(
     for key, answers in ((None, False), (limited, True)):
         with pytest.raises(UnknownModelError):
             find_for(key, catalog, "dummy-2", answers=answers)
+    catalog.upstreams = {"a": Upstream(name="a", url="http://x/v1")}  # it has listed nothing yet
+    with pytest.raises(UnknownModelError):
+        find_for(None, catalog, "dummy-2", answers=True)
     (tmp_path / "tinier.gguf").touch()
     catalog.reload()
     with pytest.raises(UnknownModelError, match="The models are: tinier, tiny, bundled"):

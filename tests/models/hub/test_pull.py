@@ -359,7 +359,7 @@ async def test_a_disk_without_room_is_refused_before_the_first_byte(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
-    with pytest.raises(DiskFullError, match=r"needs 0\.00 GB more on the disk of .*blobs, which"):
+    with pytest.raises(DiskFullError, match=r"needs 3\.0 MiB more on the disk of .*blobs, which"):
         await pulled()
     assert hub.downloads() == []
 

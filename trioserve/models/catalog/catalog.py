@@ -385,7 +385,8 @@ def find_for(
         AmbiguousModelError: the name may mean several.
         PermissionDeniedError: the key may not use it.
     """
-    only = only_one(catalog.entries) if answers else None
+    # Other servers may have the model that is meant, and not have listed it yet.
+    only = only_one(catalog.entries) if answers and not catalog.upstreams else None
     if only is not None and key is not None and not key.may_use(only.name, *only.aliases):
         only = None
     try:

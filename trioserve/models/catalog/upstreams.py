@@ -28,7 +28,7 @@ APIS: Sequence[Api] = ("chat", "completions", "embeddings", "rerank", "responses
 #: What an API key may have, which is sent as a header, and an address.
 _VISIBLE = re.compile(r"[!-~]+", re.ASCII)
 
-#: Characters of an API key that tell nobody which one it is.
+#: As many first characters of a key may be shown.
 _SHOWN = 3
 
 
