@@ -233,7 +233,7 @@ async def raises_group(arguments: Mapping[str, Any], context: ToolCallContext) -
         (("work", {}), raises_ours, "There is no such file."),
         (("work", {}), raises_any, "ValueError: of a program"),
         (("work", {}), raises_group, "ExceptionGroup"),
-        (("other", {}), raises_any, "There is no tool 'other'. There are: work."),
+        (("other", {}), raises_any, "There is no such tool. There are: work."),
         (("work", "[1, 2]"), raises_any, "must be a JSON object"),
         (("work", '{"a": no}'), raises_any, "not JSON"),
     ],
@@ -366,7 +366,7 @@ async def test_the_tools_of_the_server_are_named_or_all_there_are() -> None:
         assert '"weather_now"' in prompts[2]
         assert '"other"' in prompts[2]
         assert '"work"' not in prompts[2].partition("</tools>")[0]
-        assert "There is no tool 'work'" in results(answer)[0]
+        assert "There is no such tool." in results(answer)[0]
     assert len(tools["work"].begun) == 1
 
 

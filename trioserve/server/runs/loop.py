@@ -294,9 +294,8 @@ class AgentLoop:
         """Run one call if it is valid and allowed."""
         if tool is None:
             record.outcome = "failed"
-            return ToolResult.of_error(
-                f"There is no tool {call.tool.name!r:.80}. There are: {self._tools.listed()}."
-            )
+            # Without the name: a result has no words of the model, as `_has_seen` relies on it.
+            return ToolResult.of_error(f"There is no such tool. There are: {self._tools.listed()}.")
         try:
             arguments = read_arguments(call.arguments)
         except ValueError as error:
