@@ -64,11 +64,7 @@ class Result:
 
 @attrs.frozen
 class Table:
-    """A table in Markdown that is printed line by line, so its columns have fixed widths.
-
-    Args:
-        is_compared: whether there are two servers.
-    """
+    """A table in Markdown that is printed line by line, so its columns have fixed widths."""
 
     is_compared: bool
 

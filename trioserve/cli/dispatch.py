@@ -34,11 +34,6 @@ def run(word: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command other than `SERVE`, and return its exit code.
 
     It prints the error that ends a command: the code is 2 for a `ConfigError`, and 1 for others.
-
-    Args:
-        word: the command.
-        argv: its arguments.
-        environ: the environment variables.
     """
     ours = argv[: argv.index("--")] if "--" in argv else argv
     asks = "--help" in ours or "-h" in ours

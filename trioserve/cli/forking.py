@@ -42,15 +42,10 @@ def fork(
 ) -> Child | None:
     """Fork a zygote from this process, which must not have started anything yet.
 
-    It never returns in the zygote and in its forks, which end with SystemExit.
+    It never returns in the zygote and in its forks, which end with SystemExit. They have this
+    environment, and no socket of `parent`. In a fork, `serve` serves a model.
 
-    Args:
-        environ: the environment of the processes of models.
-        serve: the command, which serves a model in a fork.
-        parent: whose socket no fork may keep.
-
-    Returns:
-        None where a fork is unsafe or not possible; a zygote may be started as a program.
+    Returns None where a fork is unsafe or not possible; a zygote may be started as a program.
     """
     if not CAN_FORK:
         return None

@@ -41,7 +41,6 @@ _BUNDLED = (BUNDLED.name, BUNDLED_NAME)
 #: Seconds for a server that was started here to end.
 _GRACE = 10.0
 
-
 #: Bytes and seconds for what a server tells of itself.
 MAX_BYTES = 2**24
 _PATIENCE = 30.0
@@ -69,12 +68,8 @@ class Props(msgspec.Struct):
 
 def client_of(address: Address, n_kept: int = 4) -> AbstractAsyncContextManager[ServerClient]:
     """Give a client of the server at an address; see `connected_to`."""
-    return connected_to(
-        address.url,
-        socket_path=address.socket_path,
-        api_key=address.api_key,
-        n_kept=n_kept,
-    )
+    path, key = address.socket_path, address.api_key
+    return connected_to(address.url, socket_path=path, api_key=key, n_kept=n_kept)
 
 
 async def asked(address: Address, path: str, form: type[T]) -> T:
@@ -131,12 +126,8 @@ def named(models: Sequence[Model], name: str) -> str | None:
             return one.id
     if is_file:
         return None
-    entries = {
-        one.id: ModelEntry(
-            name=one.id, source=Source.PRESET, args=(), path=None, aliases=tuple(one.aliases)
-        )
-        for one in models
-    }
+    entry = partial(ModelEntry, source=Source.PRESET, args=(), path=None)
+    entries = {one.id: entry(name=one.id, aliases=tuple(one.aliases)) for one in models}
     try:
         return find_named(entries, name, ("case", "part")).name
     except UnknownModelError:
@@ -161,10 +152,7 @@ async def started(
 ) -> AsyncIterator[Address]:
     """Run a server on a free port of this machine for the length of a block.
 
-    Args:
-        flags: of the server.
-        config: what these flags mean.
-        environ: the environment variables.
+    `config` is what the flags mean.
 
     Raises:
         ConfigError: the command has no key for it.
@@ -181,8 +169,7 @@ async def started(
     argv = [*flags, "--host", address.host, "--port", str(address.port)]
     name = config.model_named or "bundled"
     entry = ModelEntry(name=name, source=Source.PRESET, args=tuple(flags), path=None)
-    watch = HealthCheck(interval=math.inf)
-    child = ModelChild(name, 0, entry=entry, watch=watch)
+    child = ModelChild(name, 0, entry=entry, watch=HealthCheck(interval=math.inf))
     decided = trio.Event()
     with ProgressReport(sys.stderr) as progress:
 

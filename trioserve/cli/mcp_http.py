@@ -65,11 +65,7 @@ async def mcp_app(
 ) -> AsyncIterator[McpApp]:
     """Make an ASGI app that offers models. Leaving the block ends its sessions and their calls.
 
-    Args:
-        models: what it offers.
-        config: how it treats clients.
-        keys: the API keys; by default those of the configuration, without a file.
-        max_sessions: how many there are at most.
+    By default, the API keys are those of the configuration, without a file.
     """
     manager = _Sessions(
         mcp_server(models), max_request_body_size=config.max_body_size, max_sessions=max_sessions

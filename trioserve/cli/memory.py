@@ -37,10 +37,9 @@ def uncollected() -> Iterator[None]:
 
 
 async def keep_collecting(n_held: Callable[[], int]) -> None:
-    """Collect garbage until cancelled. Then the previous settings are restored.
+    """Collect garbage until cancelled; `n_held` tells how many bytes requests hold.
 
-    Args:
-        n_held: returns how many bytes requests hold.
+    Then the previous settings are restored.
     """
     # Existing objects are permanent: exempt them from collection.
     gc.collect()

@@ -77,12 +77,7 @@ def serve_parent(
 
 
 async def _serve(
-    config: Config,
-    status: Reporter,
-    parent: ParentSocket,
-    load: Loader,
-    log: LogSender,
-    where: str,
+    config: Config, status: Reporter, parent: ParentSocket, load: Loader, log: LogSender, where: str
 ) -> int:
     from trioserve.server.server import Server
     from trioserve.server.usage import Usage
@@ -92,14 +87,8 @@ async def _serve(
         process = process_of(server, parent)
         log.outbox = process.outbox
         collecting = partial(keep_collecting, lambda: server.memory.n_held)
-        await answer(
-            process,
-            status,
-            parent,
-            partial(_drain_at_signal, process, status),
-            collecting,
-            where=where,
-        )
+        draining = partial(_drain_at_signal, process, status)
+        await answer(process, status, parent, draining, collecting, where=where)
     except Exception as group:
         error = raised_alone(group)
         message = error.message if isinstance(error, TrioServeError) else repr(error)
@@ -140,7 +129,7 @@ async def answer(
         parent: the same socket.
         draining: waits until the process is to drain, from before the app may ask for that.
         beside: runs while the model is in memory.
-        where: the path of a Unix socket for other apps, if there is one.
+        where: as of `serve_parent`.
 
     Raises:
         TrioServeError: the model cannot be loaded, or the engine has failed.
@@ -173,11 +162,7 @@ async def _until_end(process: ModelProcess, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _listen(
-    process: ModelProcess,
-    where: str,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-) -> None:
+async def _listen(process: ModelProcess, where: str, task_status: trio.TaskStatus[None]) -> None:
     """Answer other apps, which connect to a Unix socket, as the one that has started this."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(where)
@@ -214,9 +199,7 @@ async def answer_other(process: ModelProcess, connection: socket.socket) -> None
 
 
 async def _drain_at_signal(
-    process: ModelProcess,
-    status: Reporter,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    process: ModelProcess, status: Reporter, task_status: trio.TaskStatus[None]
 ) -> None:
     """Drain on a signal."""
     await first_signal(task_status)

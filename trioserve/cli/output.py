@@ -54,14 +54,9 @@ def write_file(path: Path, text: str) -> None:
 
 @attrs.frozen
 class Column:
-    """A column of a list.
+    """A column of a list: `name` is its key in JSON, and in capitals the heading without another.
 
-    Attributes:
-        name: its key in JSON, whose capitals are the heading.
-        text: formats a value.
-        right: whether it is right-aligned.
-        heading: another heading.
-        missing: the text of None.
+    `text` formats a value, and `missing` stands for None.
     """
 
     name: str

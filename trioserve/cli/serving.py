@@ -68,12 +68,8 @@ def serve(
 ) -> int:
     """Serve until SIGTERM or SIGINT. Blocks; returns the exit code.
 
-    Args:
-        config: the server's configuration.
-        status: reports the status; by default to no program.
-        catalog: the models to serve, one process for each, in place of the one that the
-            configuration names.
-        zygote: was forked for the processes of these models.
+    The models of a catalog have a process each, and take the place of the one that the
+    configuration names. The zygote was forked for these processes.
     """
     status = status or Reporter()
     if status.parent is not None:

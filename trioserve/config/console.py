@@ -24,11 +24,7 @@ _BARE = re.compile(r"[^\s\"'=]+")
 
 
 class Console:
-    """Makes the text of a line. The id of a request is on lines that are about a problem.
-
-    Args:
-        colors: whether the terminal has colors.
-    """
+    """Makes the text of a line. The id of a request is on lines that are about a problem."""
 
     def __init__(self, *, colors: bool) -> None:
         self._colors = colors

@@ -216,14 +216,7 @@ def _answered(target: Path, file: FileIO) -> dict[str, bool]:
 
 @attrs.define(eq=False)
 class Batch:
-    """Requests that a server answers.
-
-    Args:
-        requests: by their lines.
-        answered: whether the answer of the output is good, by `custom_id`.
-        target: the output.
-        file: the same, to append to.
-    """
+    """Requests by their lines, and whether the answer of the output is good, by `custom_id`."""
 
     requests: Mapping[int, _Request]
     answered: dict[str, bool]
@@ -259,9 +252,7 @@ class Batch:
     async def run(self, client: ServerClient, n_slots: int) -> None:
         """Answer the lines that have no answer. Being cancelled loses none that has come.
 
-        Args:
-            client: of the server.
-            n_slots: of a server that does not tell how many it has.
+        `n_slots` is for a server that does not tell how many it has.
 
         Raises:
             ConfigError: the output cannot be written.

@@ -83,10 +83,8 @@ def run(given: Arguments) -> int:
 def answer(words: Sequence[str], environ: Mapping[str, str]) -> None:
     """Print the words that fit, each with what it is.
 
-    Args:
-        words: those after the name of the program, up to the one that is typed; or ``--line``, the
-            whole line, and what bash takes for the word that is typed.
-        environ: the environment variables.
+    `words` are those after the name of the program, up to the one that is typed; or ``--line``, the
+    whole line, and what bash takes for the word that is typed.
     """
     skipped = 0
     if words[:1] == ["--line"]:

@@ -108,19 +108,13 @@ class _Running:
 
 
 class Servers:
-    """Servers with different flags; up to `limit` of them run at the same time.
-
-    Args:
-        nursery: in which they run.
-        start: gives a server with these flags for the length of a block.
-    """
+    """Servers with different flags; up to `limit` of them run at the same time, in a nursery."""
 
     def __init__(
         self, nursery: trio.Nursery, start: Callable[[Flags], AbstractAsyncContextManager[Server]]
     ) -> None:
         self.limit = 1
-        self._nursery = nursery
-        self._start = start
+        self._nursery, self._start = nursery, start
         self._running: dict[Flags, _Running] = {}  # the one that was used last is the last
 
     async def get(self, flags: Flags) -> Server:
