@@ -56,7 +56,7 @@ def test_states_are_notified(tmp_path: Path, prefix: str) -> None:
         systemd.bind("\0" + path if prefix else path)
         environ = {"NOTIFY_SOCKET": prefix + path}
         status = take_reporter(environ)
-        assert environ == {} and not status.is_watched
+        assert environ == {} and status.parent is None
         status.tell(Loading(0.5))
         status.tell(Ready())
         status.tell(Draining())

@@ -63,13 +63,11 @@ class Sample:
 
 async def measure(server: Server, test: Workload, seed: str) -> Sample:
     """Run a test once. The seed must be new. Raises TrioServeError: a request has failed."""
-    held = [server.prompt(test.depth, f"{seed} {client} depth") for client in range(test.clients)]
+    names, n_new = [f"{seed} {client}" for client in range(test.clients)], test.n_prompt or _SHORT
+    held = [server.prompt(test.depth, f"{name} depth") for name in names]
     if test.depth:
         await all_of([partial(server.complete, prompt, 1) for prompt in held])
-    new = [
-        server.prompt(test.n_prompt or _SHORT, f"{seed} {client} new")
-        for client in range(test.clients)
-    ]
+    new = [server.prompt(n_new, f"{name} new") for name in names]
     prompts = [f"{a} {b}" for a, b in zip(held, new, strict=True)] if test.depth else new
     calls = [partial(server.complete, prompt, test.n_gen or 1) for prompt in prompts]
     return sample_of(test, await all_of(calls))

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 import attrs
 import msgspec
@@ -82,6 +83,11 @@ async def asked(address: Address, path: str, form: type[T]) -> T:
     with deadline_scope(trio.current_time() + _PATIENCE, late):
         async with client_of(address) as client:
             return await client.ask(path, form=form, most=MAX_BYTES)
+
+
+async def props_of(client: ServerClient, model: str) -> Props:
+    """Ask for the properties of a model, which a router loads for that."""
+    return await client.ask(f"/props?model={quote(model)}", form=Props, most=MAX_BYTES)
 
 
 async def models_at(address: Address) -> Sequence[Model]:

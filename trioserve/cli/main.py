@@ -128,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = take_reporter(os.environ)
         if words[:1] == [ESTIMATE]:
             return _tell_estimate(status, words[1:], os.environ)
-        answers_calls = words[:1] == [MODEL] and status.parent is not None
+        is_watched = status.parent is not None  # by the trioserve that has started this process
+        answers_calls = words[:1] == [MODEL] and is_watched
         where = ""
         if answers_calls:
             del words[0]
@@ -155,13 +156,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             words = [*with_files(words, os.environ)]
             config = parse(words, os.environ).config
-        if status.is_watched:
+        if is_watched:
             config = attrs.evolve(config, log_format="json")  # a program reads it
         log = None if status.parent is None else LogSender(status.parent)
         logs.configure(config, take=log.take if log is not None and answers_calls else None)
         catalog = None
         if not answers_calls:
-            catalog = catalog_of(config, words, os.environ, watched=status.is_watched)
+            catalog = catalog_of(config, words, os.environ, watched=is_watched)
         if catalog is not None and argv is None:
             named = (one.key_env for one in catalog.upstreams.values())
             hide_variables({os.fsencode(name) for name in named if name})

@@ -57,11 +57,6 @@ class Option:
         return "" if last.startswith("-") else last
 
     @property
-    def choices(self) -> tuple[str, ...]:
-        """The only values; empty if there are others."""
-        return choices_of(self.value)
-
-    @property
     def field(self) -> str:
         """Its key among the arguments."""
         return self.names[-1].lstrip("-").replace("-", "_")
@@ -85,7 +80,7 @@ def numbers(least: int, name: str, text: str) -> tuple[int, ...]:
         ConfigError: they are none, or less than `least`.
     """
     given = [whole_number(part) for part in text.split(",")]
-    read = tuple(dict.fromkeys(one for one in given if one is not None))
+    read = tuple(one for one in dict.fromkeys(given) if one is not None)
     if None in given:
         raise ConfigError(f"{name} takes whole numbers with commas between them, not {text!r}")
     if not all(least <= one <= _MAX for one in read):
@@ -259,7 +254,7 @@ def _taken(option: Option, word: str, left: list[str]) -> Any:
         if not left:
             raise ConfigError(f"{flag} needs a value")
         text = left.pop()
-    _check(flag, text, option.choices)
+    _check(flag, text, choices_of(option.value))
     return option.read(flag, text)
 
 

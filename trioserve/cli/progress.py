@@ -51,11 +51,6 @@ class Reporter:
         self._systemd = Notifier(systemd)
         self._told_at = 0.0
 
-    @property
-    def is_watched(self) -> bool:
-        """Whether trioserve has started this process, and watches it."""
-        return self.parent is not None
-
     def tell(self, report: Report) -> None:
         """Send a report. Never waits."""
         text = report.state

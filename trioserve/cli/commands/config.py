@@ -36,9 +36,6 @@ def init(given: Arguments) -> int:
     return 0
 
 
-_COLUMNS = (Column("setting"), Column("value"), Column("from"))
-
-
 def show(given: Arguments) -> int:
     """List the settings and their sources. Raises ConfigError: one is invalid."""
     parsed = parse(given.flags, given.environ)
@@ -49,7 +46,8 @@ def show(given: Arguments) -> int:
         if (source := parsed.sources.get(flag.field)) or given["all"]:
             value = "(hidden)" if flag.field in SECRETS and source else _value(parsed.config, flag)
             rows.append({"setting": _key(flag), "value": value, "from": source or "the default"})
-    print_list(_COLUMNS, rows, as_json=given["json"])
+    columns = [Column(name) for name in ("setting", "value", "from")]
+    print_list(columns, rows, as_json=given["json"])
     return 0
 
 

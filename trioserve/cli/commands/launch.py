@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from urllib.parse import quote
 
 import attrs
 import trio
@@ -21,13 +20,12 @@ from trioserve.cli.address import Address
 from trioserve.cli.agents import AGENTS, NO_KEY, Agent, Endpoint, Settings as AgentSettings
 from trioserve.cli.configured import CONFIGURED, Configured, Settings, difference, shown_key
 from trioserve.cli.local_server import (
-    MAX_BYTES,
-    Props,
     client_of,
     models_at,
     named,
     names_of,
     only,
+    props_of,
     started,
 )
 from trioserve.cli.options import Arguments
@@ -279,12 +277,11 @@ class AgentServer:
         return None if found is None else (address, found)
 
     async def _load(self, address: Address, model: str) -> Endpoint:
-        """Ask for the properties of a model, which a router loads for that."""
+        """Describe a model, which a router loads for that."""
         async with client_of(address) as client:
             with ProgressReport(sys.stderr) as report:
                 report.tell(f"Loading {model}", 0.0)
-                path = f"/props?model={quote(model)}"
-                props = await client.ask(path, form=Props, most=MAX_BYTES)
+                props = await props_of(client, model)
         if not (n_ctx := props.default_generation_settings.n_ctx):
             raise UnavailableError(f"{address} does not tell how long requests to {model} may be.")
         return Endpoint(

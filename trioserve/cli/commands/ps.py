@@ -54,7 +54,7 @@ def run(given: Arguments) -> int:
 
 
 def stop(given: Arguments) -> int:
-    """Unload a model of a running server, by Ollama's API. Raises as `run`."""
+    """Unload a model of a running server, by Ollama's API."""
     config = parse(given.flags, given.environ).config
     address, name = Address.of(given["url"], config), given.first or config.model
 

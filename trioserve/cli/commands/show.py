@@ -89,11 +89,10 @@ def _memory(config: Config) -> dict[str, int | None]:
 
 
 def _text(summary: GgufSummary, memory: Mapping[str, int | None], problem: str) -> str:
-    lines = [str(summary.path)]
     toy = TOY if summary.path == BUNDLED else ""
     rows = [("note", toy), *_rows(summary), ("memory", problem or _memory_text(memory))]
-    lines += [f"  {name.ljust(_COLUMN)}{text}" for name, text in rows if text]
-    return "\n".join(lines) + "\n"
+    lines = (f"  {name.ljust(_COLUMN)}{text}\n" for name, text in rows if text)
+    return f"{summary.path}\n{''.join(lines)}"
 
 
 def _rows(summary: GgufSummary) -> Iterator[tuple[str, str]]:

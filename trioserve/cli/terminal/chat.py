@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TextIO, cast
-from urllib.parse import quote
 
 import attrs
 import trio
 
 from trioserve.chat.deltas import ContentDelta, ReasoningDelta
-from trioserve.cli.local_server import MAX_BYTES, Props, named, names_of
+from trioserve.cli.local_server import MAX_BYTES, named, names_of, props_of
 from trioserve.cli.output import DIM, RED, has_colors, styled, table
 from trioserve.cli.terminal import turns
 from trioserve.cli.terminal.turns import Turn
@@ -196,16 +195,11 @@ class TerminalChat:
         return self.models
 
     async def use(self, name: str) -> None:
-        """Continue with another model, which the server loads.
-
-        Raises:
-            TrioServeError: there is no such model, or it cannot be loaded.
-        """
+        """Continue with another model, which the server loads. Raises TrioServeError."""
         models = await self.list_models()
         if (found := named(models, name)) is None:
             raise ConfigError(f"The server has no model {name}; it has {names_of(models)}.")
-        path = f"/props?model={quote(found)}"
-        props = await self.client.ask(path, form=Props, most=MAX_BYTES)
+        props = await props_of(self.client, found)
         self.model, self.context = found, props.default_generation_settings.n_ctx
 
 
