@@ -11,20 +11,18 @@ from trioserve.errors import TrioServeError
 from trioserve.log import get_logger
 from trioserve.tools.tool import Tool, ToolCallContext, ToolResult
 
-_MAX_QUOTED = 200
-
 
 def read_arguments(text: str) -> dict[str, Any]:
     """Parse the arguments of a call. Raises ValueError, with a message for the model.
 
-    Empty text means an empty object.
+    Empty text means an empty object. The message repeats nothing of the text: what it has counts as
+    seen by the model.
     """
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        quoted = text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
-        raise ValueError(f"The arguments are not JSON: {reason}. They were: {quoted}") from None
+        raise ValueError(f"The arguments are not JSON: {reason}.") from None
     if not isinstance(value, dict):
         raise ValueError("The arguments must be a JSON object.")
     return value
