@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from pathlib import Path
 
@@ -197,7 +198,7 @@ def test_settings_of_the_page_come_from_flags_and_files(tmp_path: Path) -> None:
         read(LLAMA_ARG_UI_CONFIG=SETTINGS),
         read(LLAMA_ARG_UI_CONFIG_FILE=path),
     ):
-        assert config.ui_settings == {"theme": "dark", "temperature": 0.2}
+        assert json.loads(config.ui_config or "") == {"theme": "dark", "temperature": 0.2}
 
 
 def test_settings_of_the_page_are_a_json_object() -> None:

@@ -25,7 +25,7 @@ async def test_it_works_alone() -> None:
         assert answer.json() == {"answer": "Because."}
         assert answer.headers["made-up-requests-remaining"] == "8"
         wrong = await client.post(made_up.PATH, json={})
-        assert (wrong.status_code, wrong.json()) == (418, {"oh": "There is no question."})
+        assert (wrong.status_code, wrong.json()) == (400, {"oh": "There is no question."})
         described = (await client.get("/openapi.json")).json()
         assert made_up.PATH in described["paths"]
         page = await client.get("/health", headers={"Origin": "http://localhost"})
@@ -38,7 +38,7 @@ async def test_a_router_forwards_it_to_the_model_that_it_names() -> None:
         answer = await router.client.post(made_up.PATH, json=QUESTION)
         assert answer.json() == {"answer": "Of two."}
         wrong = await router.client.post(made_up.PATH, json={"engine": 1})
-        assert (wrong.status_code, wrong.json()) == (418, {"oh": "'engine' must be a string."})
+        assert (wrong.status_code, wrong.json()) == (400, {"oh": "'engine' must be a string."})
         listed = await router.client.get("/made-up/engines")
         assert listed.json() == {"engines": ["one", "two"]}
 

@@ -80,7 +80,6 @@ VENDOR = Vendor(
     errors=ErrorShape(
         body=lambda error, request_id: {"oh": error.message},
         event=lambda body, n_before: f"oh: {body['oh']}\n".encode(),
-        status=lambda error: 418,
         content_type=CONTENT_TYPE,
     ),
     rate_limits=RateLimitHeaders("Made-Up-{kind}-{part}"),

@@ -83,12 +83,16 @@ async def _run(server: AgentServer, prompt: str, settings: dict[str, Any], *, ve
         async with alongside(partial(_stop_answers, chat)):
             if not prompt:
                 print(_greeting(endpoint))
-                await chat.list_models()
-                async with reading(chat) as read:
-                    await chat.converse(read)
+                await _converse(chat)
                 return 0
             has_answer = await chat.say(prompt)
     return 128 + signal.SIGINT if chat.was_stopped else int(not has_answer)
+
+
+async def _converse(chat: TerminalChat) -> None:
+    await chat.list_models()
+    async with reading(chat) as read:
+        await chat.converse(read)
 
 
 def _greeting(endpoint: Endpoint) -> str:
