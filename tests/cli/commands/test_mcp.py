@@ -210,7 +210,7 @@ def test_without_the_package(
     monkeypatch.delitem(sys.modules, "trioserve.mcp_server.stdio", raising=False)
     monkeypatch.setitem(sys.modules, "mcp.shared.message", None)
     assert main(["mcp"]) == 2
-    assert "pip install 'trioserve[mcp]'" in capsys.readouterr().err
+    assert "install trioserve with its extra mcp" in capsys.readouterr().err
 
 
 def test_a_message_that_is_far_too_long(tmp_path: Path) -> None:

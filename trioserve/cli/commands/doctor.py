@@ -148,7 +148,7 @@ def _versions(*_others: object) -> Iterator[Finding]:
 def _extras(*_others: object) -> Iterator[Finding]:
     missing = [name for name in EXTRAS if name not in _LARGE_EXTRAS and not has_extra(name)]
     if names := ",".join(missing):
-        yield _ok("extras", f"not installed: {names}", f"pip install 'trioserve[{names}]'")
+        yield _ok("extras", f"not installed: {names}", f"install trioserve[{names}]")
     else:
         yield _ok("extras", "all are installed")
 

@@ -48,7 +48,7 @@ def run(given: Arguments) -> int:
         from trioserve.mcp_server.models import models_of_server
         from trioserve.mcp_server.stdio import taken
     except ImportError as error:
-        message = f"mcp: {error.name} is not installed; pip install 'trioserve[mcp]'"
+        message = f"mcp: {error.name} is not installed; install trioserve with its extra mcp"
         raise ConfigError(message) from None
     url, http = given["url"], given["http"]
     for each in parsed.notes:
