@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from tests.support import media_models
-from tests.support.drafted import Drafted, Settings, plain, without_head, write_head
+from tests.support.drafted import Drafted, Settings, kinds, plain, without_head, write_head
 from tests.support.engine_events import preempt
 from tests.support.grammar_bench import schema
 from tests.support.llama_bench import Bench
@@ -32,7 +32,7 @@ Start = Callable[..., Drafted]
 
 
 @pytest.fixture(
-    scope="module", params=["glm4moe", "step35", "gemma4", "qwen35", "eagle3", "dspark"]
+    scope="module", params=kinds("glm4moe", "step35", "gemma4", "qwen35", "eagle3", "dspark")
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     return write_head(tmp_path_factory.mktemp("heads"), request.param, is_good=True)

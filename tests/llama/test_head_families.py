@@ -14,6 +14,8 @@ from tests.support.head_models import write_block, write_for, write_read
 from tests.support.hybrid_architectures import DEEPSEEK4_DSPARK
 from trioserve.models.head_families import FAMILIES, LAYER_TYPES
 
+pytestmark = pytest.mark.system
+
 PROMPTS = [f"{i} {words}" for i in range(4) for words in ("Once upon a time", "The red ball is")]
 PAIRS = [
     (spec_type, one.arch)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support import head_models
 from tests.support.llama_bench import Bench
 from tests.support.step_costs import FlatCosts
@@ -18,10 +20,19 @@ from trioserve.types import CacheRoot, SamplingParams
 
 #: A kind of head for each way in which drafts are made.
 KINDS = ("glm4moe", "deepseek2", "step35", "gemma4", "eagle3", "dflash", "dflash2", "dspark")
+#: Those that fast tests take; the others have a layer or a window more.
+_FAST = ("glm4moe", "deepseek2", "step35", "eagle3", "dflash")
 #: Models whose sequences can be cut with a full cache of their windows only.
 WINDOWED = ("step35", "mimo2", "cohere2moe", "gemma4", "gpt-oss", "muse-glimmer")
 
 Settings = dict[str, Any]
+
+
+def kinds(*names: str) -> list[Any]:
+    """The parameters of a test for heads: some are for the system tests."""
+    return [
+        name if name in _FAST else pytest.param(name, marks=pytest.mark.system) for name in names
+    ]
 
 
 def write_head(folder: Path, kind: str, *, is_good: bool, is_apart: bool = False) -> Settings:

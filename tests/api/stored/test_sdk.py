@@ -135,6 +135,7 @@ def test_a_batch_of_messages(sdk: openai.OpenAI) -> None:
     params: Any = {
         "model": "a",
         "max_tokens": 4,
+        "temperature": 0,
         "messages": [{"role": "user", "content": content}],
     }
     url = str(sdk.base_url).removesuffix("/v1/")
@@ -148,7 +149,7 @@ def test_a_batch_of_messages(sdk: openai.OpenAI) -> None:
         found = {each.custom_id: each.result for each in batches.results(batch.id)}
         assert found.keys() == {str(n) for n in range(5)}
         for result in found.values():
-            assert result.type == "succeeded" and result.message.usage.output_tokens == 4
+            assert result.type == "succeeded" and 1 <= result.message.usage.output_tokens <= 4
         # All but the first find the file in the cache.
         cached = [each.message.usage.cache_read_input_tokens for each in found.values()
                   if each.type == "succeeded"]  # fmt: skip

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import stat
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,7 +15,6 @@ import trio
 
 from tests.support.mcp_servers import call, opened
 from tests.support.oauth_mcp import OAuth, serving_oauth
-from trioserve.cli.main import main
 from trioserve.errors import ToolServerError
 from trioserve.tools.mcp.credentials import Credentials, check_endpoint, load, path_of, save
 from trioserve.tools.mcp.entries import HttpEntry
@@ -116,17 +113,3 @@ def test_a_damaged_file_is_no_login(oauth: OAuth, capsys: pytest.CaptureFixture[
     path.write_text("{")
     assert load(oauth.url) is None
     assert "cannot be read" in capsys.readouterr().out
-
-
-def test_the_command(
-    oauth: OAuth, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entries = {"a": {"url": oauth.url}, "b": {"command": "x"}}
-    flags = ["--mcp-servers-json", json.dumps({"mcpServers": entries})]
-    monkeypatch.setattr("webbrowser.open", lambda url: urllib.request.urlopen(url).read())
-    assert main(["mcp", "login", "a", *flags]) == 0
-    assert str(path_of(oauth.url)) in capsys.readouterr().err
-    assert load(oauth.url) is not None
-    assert main(["mcp", "login", "b", *flags]) != 0
-    assert "there are: a" in capsys.readouterr().err
-    assert main(["mcp", "logout", "a", *flags]) != 0
