@@ -238,7 +238,7 @@ class InvalidMediaError(InvalidRequestError):
 
 
 class FetchError(InvalidMediaError):
-    """What is at an address cannot be fetched, or may not be. `reason` says which, in a word."""
+    """A URL cannot be fetched, or must not be. `reason` is a word for the cause."""
 
     def __init__(self, message: str, *, reason: str, param: str | None = None) -> None:
         super().__init__(message, param=param)

@@ -1,4 +1,4 @@
-"""What is logged once, such as a field of requests that has no effect."""
+"""Log lines that are written once, such as one for a field that has no effect."""
 
 from __future__ import annotations
 

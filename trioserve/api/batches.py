@@ -67,7 +67,7 @@ _CANCELLED = {"code": "batch_cancelled", "message": "The batch was cancelled bef
 _FAILED = {"code": "batch_failed", "message": "The batch failed before this line was answered."}
 _DAMAGED = {"code": "line_damaged", "message": "The line in the store is damaged."}
 
-#: What the lines get that are given up, by how their batch ends.
+#: The errors of lines that were not answered, by how their batch ended.
 _GIVEN_UP = {"expired": _EXPIRED, "cancelled": _CANCELLED, "failed": _FAILED}
 
 #: By the code of such an error: what Anthropic's API has in its place, which is no error there.

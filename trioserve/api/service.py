@@ -523,7 +523,7 @@ class Service(AppState):
 
 
 def _is_named(server: Server, name: str) -> bool:
-    """Whether the model of a server has a name. Ollama's tag "latest" says nothing."""
+    """True if the model of a server has a name. Ollama's tag "latest" is ignored."""
     return not {name, name.removesuffix(":latest")}.isdisjoint(server.model.names)
 
 

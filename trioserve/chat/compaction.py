@@ -48,7 +48,7 @@ PREFACE = "What came before in this conversation was replaced by this summary of
 #: Bytes of files in base64 that a compaction keeps. The model reads a note in place of more.
 MAX_FILES = 2**20
 
-#: What marks a compaction of this server.
+#: The mark of a compaction that this server wrote.
 _MARK = "trioserve.compaction"
 
 _RULES = ("system", "developer")
@@ -56,7 +56,7 @@ _RULES = ("system", "developer")
 
 @attrs.frozen(kw_only=True)
 class Compaction:
-    """What stands in place of a conversation, or of its beginning.
+    """The replacement of a conversation, or of its beginning.
 
     Attributes:
         summary: of all of it.
@@ -86,7 +86,7 @@ class Compaction:
 
     @staticmethod
     def is_one(text: str) -> bool:
-        """Whether a text looks like what `written` writes."""
+        """True if a text begins like the JSON of `written`."""
         return text.startswith(json.dumps({"type": _MARK})[:-1])
 
     @classmethod
@@ -158,7 +158,7 @@ def _written(part: Mapping[str, Any], room: int) -> Iterator[dict[str, Any]]:
 
 
 def note_of(part: Mapping[str, Any]) -> str:
-    """What is said in place of a file."""
+    """The note in place of a file."""
     if part["type"] == "document":
         return f"[document {part['document'].name}]".replace(" ]", "]")
     return f"[{part['media'].kind or 'file'}]"
@@ -177,7 +177,7 @@ def text_of(message: Mapping[str, Any], between: str = "") -> str:
 
 
 def n_rules(messages: Sequence[Mapping[str, Any]]) -> int:
-    """How many messages at the beginning are the system's or the developer's."""
+    """The number of messages at the beginning that are the system's or the developer's."""
     return next((i for i, one in enumerate(messages) if one["role"] not in _RULES), len(messages))
 
 

@@ -27,7 +27,7 @@ def upload_of(fields: Mapping[str, Any], path: str) -> Upload:
 
     Raises:
         UnknownFileError: its file is not there.
-        InvalidRequestError: it is no text. Both name the field.
+        InvalidRequestError: the field is missing or not text. Both errors name it.
     """
     given, path = fields.get("file_id"), f"{path}.file_id"
     if isinstance(given, Upload):

@@ -80,7 +80,7 @@ def _texts(files: Mapping[str, object]) -> Mapping[str, str]:
 
 @attrs.frozen
 class Settings:
-    """How an agent is started. `files` are written into the folder of the run; others are JSON."""
+    """Settings to start an agent with. `files` go into the folder of the run, as text or JSON."""
 
     environ: Mapping[str, str]
     arguments: Sequence[str] = ()
@@ -117,7 +117,7 @@ _OF_ANY_MODEL = ("shell_type", "truncation_policy", "experimental_supported_tool
 def _catalogue(endpoint: Endpoint) -> dict[str, object]:
     """Codex's catalogue with the model, which has the instructions of the plainest one in it.
 
-    Empty: there is none in what Codex tells.
+    Empty if Codex has printed no catalogue that can be used.
     """
     try:
         known = [one for one in json.loads(endpoint.told)["models"] if one["visibility"] == "list"]

@@ -141,7 +141,7 @@ CONFIGURED: Mapping[str, Configured] = {
 
 
 class _Change(msgspec.Struct):
-    """A value that was set. `before`: the one in its place, as JSON; None: there was none.
+    """A value that was set. `before`: the old one, as JSON; None: the value is new.
 
     `n_there`: how many steps of its path there were.
     """
@@ -153,7 +153,7 @@ class _Change(msgspec.Struct):
 
 
 class _Record(msgspec.Struct):
-    """What was changed in a file. `before`: its text; None: it did not exist."""
+    """The changes to a file. `before`: its old text; None: the file is new."""
 
     file: str
     before: str | None

@@ -18,7 +18,7 @@ def command_of(word: str) -> str:
     """Find the command that a word means.
 
     Raises:
-        ConfigError: there is none; says what does the same, or is written nearly the same.
+        ConfigError: no command has this name; the message suggests another way.
     """
     if (name := ALIASES.get(word, word)) in COMMANDS:
         return name

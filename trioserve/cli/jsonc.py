@@ -121,14 +121,14 @@ class Document:
     # -- reading
 
     def value(self, path: Sequence[Step]) -> Any:
-        """The value at a path. Raises KeyError: there is none."""
+        """The value at a path. Raises KeyError if the path does not exist."""
         nodes = self._nodes(path)
         if len(nodes) <= len(path):
             raise KeyError(path)
         return self._read(nodes[-1])
 
     def n_there(self, path: Sequence[Step]) -> int:
-        """How many steps of a path exist."""
+        """The number of steps of a path that exist."""
         return len(self._nodes(path)) - 1
 
     def _nodes(self, path: Sequence[Step]) -> list[_Node]:

@@ -25,7 +25,7 @@ from trioserve.whole_numbers import whole_number
 
 _MAX = 10_000_000
 
-#: A word that is a flag: a prompt such as "- one" or "-5 degrees" is none.
+#: A flag, unlike a prompt such as "- one" or "-5 degrees".
 _FLAG = re.compile(r"--?[A-Za-z][^\s=]*(=.*)?", re.DOTALL)
 
 
@@ -77,7 +77,7 @@ def numbers(least: int, name: str, text: str) -> tuple[int, ...]:
     """Read whole numbers with commas between them.
 
     Raises:
-        ConfigError: they are none, or less than `least`.
+        ConfigError: one is not a whole number, or is out of range.
     """
     given = [whole_number(part) for part in text.split(",")]
     read = tuple(one for one in dict.fromkeys(given) if one is not None)
@@ -89,7 +89,7 @@ def numbers(least: int, name: str, text: str) -> tuple[int, ...]:
 
 
 def number(least: int, name: str, text: str) -> int:
-    """Read a whole number. Raises ConfigError: it is none, or less than `least`."""
+    """Read a whole number. Raises ConfigError if it is invalid or out of range."""
     if whole_number(text) is None:
         raise ConfigError(f"{name} takes one whole number, not {text!r}")
     return numbers(least, name, text)[0]
@@ -144,7 +144,7 @@ class Command:
 
     @property
     def n_words(self) -> tuple[int, float]:
-        """How many words it needs, and takes."""
+        """The least and the most words that it takes."""
         least = sum(not one.startswith("[") for one in self.placeholders)
         return least, math.inf if "..." in self.words else len(self.placeholders)
 
@@ -163,7 +163,7 @@ class Arguments:
     """The arguments of a command: ``given["url"]`` is that of an option, None if it has none.
 
     Attributes:
-        words: those that are no options.
+        words: the positional arguments.
         flags: of the server, with their values.
         after: what stands behind ``--``, for another program.
         environ: the environment variables.

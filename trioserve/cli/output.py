@@ -1,4 +1,4 @@
-"""What commands print: notes, tables and lists, with colors where the terminal has them."""
+"""Output of commands: notes, tables and lists, with colors where the terminal has them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BOLD, DIM, RED, GREEN, YELLOW, BLUE = "1", "2", "31", "32", "33", "34"
 
 
 def has_colors(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a stream takes colors: see https://no-color.org and https://force-color.org."""
+    """True if a stream takes colors: see https://no-color.org and https://force-color.org."""
     if environ.get("NO_COLOR"):
         return False
     if environ.get("FORCE_COLOR", "0") not in ("", "0"):

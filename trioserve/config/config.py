@@ -802,12 +802,12 @@ class Config:
 
     @property
     def has_web_tools(self) -> bool:
-        """Whether the server may search the web, or read pages there."""
+        """True if the server may search the web or read web pages."""
         return self.web_search is not None or bool(self.web_fetch)
 
     @property
     def has_tools(self) -> bool:
-        """Whether the server may run tools: built-in ones, those of the web or of MCP servers."""
+        """True if the server may run tools: built-in ones, web tools or those of MCP servers."""
         return bool(self.builtin_tools) or self.has_web_tools or self.has_mcp_servers
 
     @property

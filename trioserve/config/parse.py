@@ -174,7 +174,7 @@ def flag_of(word: str) -> Flag | None:
 
 
 def n_values(word: str, following: Sequence[str]) -> int | None:
-    """How many of the words behind a flag are its value; None: there is no such flag."""
+    """The number of words behind a flag that are its value; None: the flag is unknown."""
     name, value = _split(word)
     if (flag := BY_NAME.get(name)) is not None:
         n = 0 if flag.read is None else 1

@@ -411,8 +411,8 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
     #: False for recurrent and hybrid models, and for sliding windows: these can only be cleared,
     #: or go back to a checkpoint.
     can_cut: bool
-    #: How many tokens back layers with a sliding window see, if they alone are in the way of a cut.
-    #: It may hold more: see `KVMemory.first`; and with `can_cut`, a unified cache may lose some.
+    #: The width of the sliding window in tokens, if it alone prevents cuts at any position; else 0.
+    #: A cache may hold more: see `KVMemory.first`. With `can_cut`, a unified one may lose some.
     sliding_window: int
     #: Without `can_cut`, the most cells of a sequence that can still be cut anywhere, also after
     #: `KVMemory.restore`: a sliding window that is not full has forgotten nothing.

@@ -66,7 +66,7 @@ class Work:
 
     @property
     def has_draft(self) -> bool:
-        """Whether guesses follow its cells."""
+        """True if a draft follows its cells."""
         return self.slot.request is not None and bool(self.slot.request.draft)
 
     def fill(self, batch: Batch) -> int:

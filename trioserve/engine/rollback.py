@@ -7,9 +7,9 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Rollback:
-    """How a sequence goes back after a decode, once, where the guesses at its end were wrong.
+    """The rules for one step back after a decode, if guesses at the end of a sequence were wrong.
 
-    It goes back by `n_max` tokens at most; 0: not at all. Where `n_together` is not 0, all
+    The step is `n_max` tokens at most; 0: no step is possible. Where `n_together` is not 0, all
     sequences with guesses must have equally many rows, one prompt at most may be beside them, and
     equally many rows of each are `n_together` at most. llama.cpp computes these together; otherwise
     it may move a state without those that it went through. With `needs_state`, a state is saved
@@ -22,5 +22,5 @@ class Rollback:
 
     @property
     def is_even(self) -> bool:
-        """Whether guesses are of one length."""
+        """True if all drafts in a decode must have the same length."""
         return self.n_together > 0

@@ -44,7 +44,7 @@ class Scheduler:
         self.stalled: dict[int, RequestState] = {}  # paused and without a slot, by task id
         self.n_ctx, self.n_ctx_seq = backend.n_ctx, backend.n_ctx_seq
         self._n_outputs, self._cuttable = backend.n_outputs, backend.cuttable
-        #: What guesses may be taken back.
+        #: The rules for taking back wrong guesses.
         self.rollback = backend.rollback
         self.cache = cache
         #: Of prompts whose requests want them.

@@ -303,7 +303,7 @@ class Slot:
 
     @property
     def decodes(self) -> bool:
-        """Whether it has a request that each step adds a token to."""
+        """True if each step adds a token to its request."""
         return self.request is not None and self.in_decode and not self.request.paused
 
     @property

@@ -348,7 +348,7 @@ class Context(HandleOwner):
             pages=pages,
             is_compressed=model.is_compressed,
         )
-        #: What guesses its sequences can take back.
+        #: The rules for taking back wrong guesses.
         self.rollback = self._rollback(model, params)
 
     def _rollback(self, model: LlamaModel, params: Any) -> Rollback:

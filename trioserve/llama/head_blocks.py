@@ -34,7 +34,7 @@ Guesses: TypeAlias = tuple[Sequence[TokenId], Sequence[float]]
 
 @attrs.frozen(kw_only=True)
 class Block:
-    """How a model guesses blocks.
+    """The form of the blocks that a model guesses.
 
     Attributes:
         mask: the token in the places of guesses.

@@ -96,7 +96,7 @@ class HeadDrafter(ABC):
     is_free = False
     #: Whether the head reads each token with the row before.
     needs_rows = True
-    #: Whether it has a KV cache.
+    #: True for a head with a KV cache.
     has_cells = True
 
     def __init__(self, head: Head, model: Context, rules: DraftRules) -> None:
@@ -292,7 +292,7 @@ class ChainDrafter(HeadDrafter):
     `hidden` returns the rows of the head's own last batch, given its size.
     """
 
-    #: How far each guess is behind the one before.
+    #: The number of positions from one guess to the next.
     stride = 1
 
     def __init__(

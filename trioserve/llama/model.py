@@ -146,7 +146,7 @@ class LlamaModel(HandleOwner):
 
     @property
     def is_compressed(self) -> bool:
-        """Whether its attention has keys of several tokens each, made as these come."""
+        """True if its attention makes keys that stand for several tokens each, as these come."""
         return self.arch in _COMPRESSED
 
     @property
@@ -166,7 +166,7 @@ class LlamaModel(HandleOwner):
 
     @property
     def n_swa(self) -> int:
-        """How many tokens back such layers see, also where more is kept."""
+        """The width of the sliding window in tokens, even if the cache keeps more."""
         return int(lib.llama_model_n_swa(self.handle))
 
     def max_n_ctx_seq(self, config: Config) -> int:
@@ -176,7 +176,7 @@ class LlamaModel(HandleOwner):
         )
 
     def has_tensor(self, names: Sequence[bytes]) -> bool:
-        """Whether the files have one of these tensors."""
+        """True if the files have one of these tensors."""
         return gguf.has_tensor(Path(self.info.path), *names)
 
     def _check_kind(self, path: Path) -> None:

@@ -91,7 +91,7 @@ class Order(Struct, frozen=True, kw_only=True):
     """What to decode the file to that comes in the next frame."""
 
     format: str
-    charset: str = ""  # of text, if the server that sent it says so
+    charset: str = ""  # of text, if the server that sent it names one
     url: str = ""  # of a page, which its links are relative to
     kind: MediaKind | Literal["document"]
     rate: int = 0  # samples a second, of sound

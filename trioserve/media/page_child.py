@@ -20,7 +20,7 @@ from trioserve.media import serving
 from trioserve.media.orders import MAX_TEXT, Answer, MediaLimits, Order, text_pieces
 from trioserve.media.plain_text import plain
 
-#: Where pages say how they are encoded: in the first bytes.
+#: The declaration of a page's encoding, in its first bytes.
 _CHARSET = re.compile(
     rb"""<(?:meta\b[^>]{0,200}?charset|\?xml[^>]{0,99}?encoding)\s*=\s*["']?([\w-]+)""", re.I
 )

@@ -75,7 +75,7 @@ def choose(config: Config) -> Choice | None:
     it says why.
 
     Raises:
-        ModelLoadError: the type of a head is named, and there is none.
+        ModelLoadError: no file beside the model has a head of the named type.
     """
     kind, path = config.head_type, config.spec_draft_model
     if "auto" in config.spec_type:

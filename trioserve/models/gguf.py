@@ -335,7 +335,7 @@ def parts_of(path: Path) -> tuple[Path, ...]:
 
 
 def has_tensor(path: Path, *names: bytes) -> bool:
-    """Whether the files of a model have one of these tensors.
+    """True if the files of a model have one of these tensors.
 
     Raises:
         ModelLoadError: one of them cannot be read.

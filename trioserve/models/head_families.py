@@ -12,15 +12,15 @@ import attrs
 
 #: The types of drafts by heads that read what goes into the layers of a model.
 LAYER_TYPES = ("draft-eagle3", "draft-dflash", "draft-dspark")
-#: What the names of files with heads contain, in the order in which such files are preferred:
-#: llama-server's.
+#: Words in the names of files with heads, the preferred files first. The words and their order
+#: are llama-server's.
 FILE_WORDS: Mapping[str, str] = {
     "draft-mtp": "mtp-",
     "draft-dspark": "dspark-",
     "draft-dflash": "dflash-",
     "draft-eagle3": "eagle3-",
 }
-#: What each kind of file that only makes drafts is for, by its architecture.
+#: The types of drafts that draft-only files make, by architecture.
 FILE_TYPES: Mapping[str, str] = {
     "eagle3": "draft-eagle3",
     "dflash": "draft-dflash",
@@ -57,7 +57,7 @@ class Family:
     is_untried: bool = False
 
     def takes(self, spec_type: str) -> bool:
-        """Whether its models may have this type of drafts."""
+        """True if its models may have drafts of this type."""
         if spec_type in LAYER_TYPES:
             return self.gives_layers
         return self.n_mtp > 0 or self.has_assistant

@@ -75,14 +75,14 @@ Write a summary that covers both. """
 
 @attrs.frozen(kw_only=True)
 class CompactionPlan:
-    """How a conversation is compacted.
+    """The settings of a compaction.
 
     Attributes:
         task: what asks the model for the summary.
         spares_users: see `Compaction`.
         limit: the most tokens of the prompt afterwards.
         answers: whether the model then answers.
-        may_fail: whether to go on if the model writes no summary.
+        may_fail: continue without a summary if the model fails to write one.
         truncates: whether the oldest messages are dropped if the prompt is still too long.
     """
 
@@ -218,7 +218,7 @@ class _Compactor:
         self.n_prompt += len(answer.prompt)
         summary = answer.message.content
         if (thinking := self.server.model.template.format.thinking) is not None:
-            summary = summary.rpartition(thinking.end)[2]  # it may go on to think aloud
+            summary = summary.rpartition(thinking.end)[2]  # it may still think aloud
         if not (summary := summary.strip()):
             raise NoSummaryError("The model wrote no summary of the conversation.")
         return summary
@@ -364,7 +364,7 @@ class CompactedChat(Feed[CompactedEvent]):
 
     def __init__(self) -> None:
         super().__init__(size=1)
-        #: What runs at the moment: a summary, or the answer; and its mailbox.
+        #: The stream that runs now, of the summary or the answer, and its mailbox.
         self.streams: list[ChatStream] = []
         self.mailboxes: list[Mailbox] = []
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class Tally:
-    """What the tasks of a request came to, for its line in the log.
+    """The outcome of a request's tasks, for its line in the log.
 
     Attributes:
         model: that computed them.

@@ -117,7 +117,7 @@ class ToolInfo:
     uses_cwd: bool = False
     #: Whether it reports its output while it runs.
     streams: bool = False
-    #: Whether its results are from strangers: names of control tokens in them are broken up.
+    #: True if its results are from strangers: names of control tokens in them are broken up.
     untrusted: bool = False
 
     @property
@@ -147,15 +147,15 @@ class ToolCallContext:
     count: Callable[[int], object] = lambda _: None
     #: Asks the person who approves calls; returns the words of a yes. None: no person does.
     ask: Callable[[str], Awaitable[str | None]] | None = None
-    #: Whether all calls may run without a person.
+    #: True if all calls may run without a person's approval.
     approves_all: bool = False
     #: Has the model answer messages, with fields of `GenerationParams`; returns the text and the
-    #: name of the model. None: there is none.
+    #: name of the model. None: no model made the call.
     generate: (
         Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], Awaitable[tuple[str, str]]]
         | None
     ) = None
-    #: Whether a text stands in what others than the model have written of the conversation.
+    #: Tells if a text occurs in the conversation, outside the messages of the model.
     has_seen: Callable[[str], bool] = lambda _: True
 
 

@@ -96,9 +96,9 @@ def test_a_key_is_in_the_environment_or_in_a_file(
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (b"no JSON", "sends what is no answer"),
-        (b"[" * 100_000, "sends what is no answer"),
-        ({"results": [{"url": 1}]}, "sends what is no answer"),
+        (b"no JSON", "sends an invalid answer"),
+        (b"[" * 100_000, "sends an invalid answer"),
+        ({"results": [{"url": 1}]}, "sends an invalid answer"),
         (b" " * (4 * 2**20 + 1), "sends too much"),
     ],
 )

@@ -91,7 +91,7 @@ _ALL_KINDS = {**_KINDS, "at": _AT, "element": _ELEMENT, "target": {"anyOf": [_AT
 
 
 def _table(rows: str) -> dict[str, tuple[str, Fields]]:
-    """Read rows of a name, inputs, and what the model reads. A row may go on in the next line."""
+    """Read rows of a name, inputs and a description, which may wrap onto indented lines."""
     found = {}
     for row in re.split(r"\n(?=\w)", rows.strip()):
         signature, _, about = row.partition("|")
@@ -271,7 +271,7 @@ def functions_of(tool: Mapping[str, Any], path: str) -> list[Function] | None:
 
 
 def members_of(tool: Mapping[str, Any], path: str) -> list[Member]:
-    """The members of a toolset that its entry does not switch off; empty: it is no toolset."""
+    """The members of a toolset that its entry does not switch off; empty for any other tool."""
     name, is_toolset, _ = str(tool["type"]).partition("_toolset_")
     if not is_toolset or name not in _TOOLSETS:
         return []

@@ -45,7 +45,7 @@ from trioserve.types import GenerationParams
 _CLEAR_AT, _COMPACT_AT = 100_000, 150_000
 _KEPT_USES, _KEPT_THINKING = 3, 1
 
-#: What the model reads in place of a result that was cleared.
+#: The text that takes the place of a cleared result.
 CLEARED = "[cleared to save room]"
 
 _count = integer_in(0)
@@ -82,7 +82,7 @@ class ClearToolUses:
 
 @json_type(PART)
 def _keep_thinking(value: Any) -> int | None:
-    """How many turns keep their thinking; None: all."""
+    """Read the number of turns that keep their thinking; None: all."""
     kind = value if value == "all" else required(mapping(value), "type", text)
     if kind == "all":
         return None
@@ -211,7 +211,7 @@ class Context:
         return await length_of(self.server, self.messages, self.chat) >= most
 
     async def _clear_tool_uses(self, edit: ClearToolUses) -> None:
-        """Clear the results of tools, and the inputs of their calls if the edit says so."""
+        """Clear the results of tools and, with `clear_tool_inputs`, the inputs of their calls."""
         results = [
             i
             for i, one in enumerate(self.messages)

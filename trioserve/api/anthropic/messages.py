@@ -260,7 +260,7 @@ SERVER_CALL = "srvtoolu_trio_"
 
 
 def _is_said(block: Mapping[str, Any]) -> bool:
-    """Whether a block is a part of what the model reads. Others are left out."""
+    """True if the model reads a block. Others are left out."""
     kind = block.get("type")
     if not isinstance(kind, str) or not _HOSTED.fullmatch(kind) or is_own(block):
         return kind not in _OF_TOOLS
@@ -269,7 +269,7 @@ def _is_said(block: Mapping[str, Any]) -> bool:
 
 
 def is_own(block: Mapping[str, Any]) -> bool:
-    """Whether a block is a call that this server has made, or the result of one."""
+    """True for a call that this server has made, and for its result."""
     id_ = block.get("id" if block.get("type") == "server_tool_use" else "tool_use_id")
     return isinstance(id_, str) and id_.startswith(SERVER_CALL)
 

@@ -65,7 +65,7 @@ class ToolChoiceOptions:
             raise InvalidRequestError.at("tool_choice.name", "is required.")
 
     def among(self, offer: Offer) -> ToolChoice:
-        """What is chosen of the tools that are offered, in the normal form."""
+        """The choice in the normal form, with the name that an offer gives the tool."""
         if self.type == "tool" and self.name is not None:
             return ToolChoice("required", offer.named(self.name))
         return ToolChoice(_MODES[self.type])

@@ -435,7 +435,7 @@ async def whole_message(
     return head.message(usage, content, **sse.fields_of(ending), context_management=head.managed)
 
 
-#: What a message is made of.
+#: An event that parts of a streamed message are written from.
 MessageEvent: TypeAlias = sse.Event | CompactedEvent | RunEvent
 
 

@@ -1,4 +1,4 @@
-"""How the results of the tools of the web are written in messages."""
+"""Blocks of messages with the results of web tools."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class InputTokens(Answer):
 
     @classmethod
     def edited(cls, n_tokens: int, n_before: int) -> Self:
-        """Those of a conversation that was edited, and of what it was."""
+        """The tokens of a conversation after its edits, and before them."""
         return cls(n_tokens, context_management=_BeforeEdits(n_before))
 
 

@@ -15,7 +15,7 @@ _log = get_logger("trioserve.request")
 #: The status of a request whose client left before there was one, as in the log of nginx.
 CLIENT_LEFT = 499
 
-#: What a client calls itself: of browsers, which begin with the name of another one, the real name.
+#: The real name of a browser, in a header that begins with the name of another one.
 _BROWSER = re.compile(r"\b(?:Edg|OPR|Firefox|Chrome|Safari)/\d+")
 _AGENT = re.compile(r"[!-~]{1,40}")
 

@@ -39,7 +39,7 @@ class ThinkingOptions:
 
     @property
     def is_on(self) -> bool:
-        """Whether the model thinks. Between tools, it only says how far it is."""
+        """True if the model thinks. With "between_tools", it only reports its progress."""
         return self.type not in ("disabled", "between_tools")
 
     @property

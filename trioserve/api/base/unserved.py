@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from trioserve.errors import NotFoundError
 
-#: What the owners of the APIs have below these paths, and why it is not here.
+#: Paths that the original APIs have and this server lacks, each with the reason or a replacement.
 _UNSERVED = {
     "OpenAI": {
         "/v1/images/": "no model here makes images; chats may contain them",

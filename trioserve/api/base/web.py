@@ -30,7 +30,7 @@ NO_WEB = "this server does not use the web: start it with --web-search or --web-
 #: Characters of a text that a citation repeats.
 _MAX_CITED = 150
 
-#: What has a `tool_choice`.
+#: A type with a `tool_choice`.
 _Choosing = TypeVar("_Choosing", ChatRequest, ChatParams)
 
 

@@ -153,7 +153,7 @@ class Estimate(Answer):
 
 
 class Offered(Answer):
-    """What the hub has, and the bytes of RAM that are free for models; null: not known."""
+    """Entries of the hub, and the bytes of RAM that are free for models; null: not known."""
 
     data: list[dict[str, Any]]
     free: int | None

@@ -53,7 +53,7 @@ class WebSearchResult(Answer):
 
 
 class WebSearchResults(Answer):
-    """What a search has found."""
+    """The results of a search."""
 
     results: Sequence[WebSearchResult]
 

@@ -79,12 +79,12 @@ ROUTES: Mapping[str, tuple[Api, str]] = {
     "/v1/messages/count_tokens": ("messages", "/messages/count_tokens"),
 }
 
-#: What the log and the traces call the requests of an API.
+#: The operations of APIs other than chats, as the log and the traces name them.
 _OPERATIONS: Mapping[Api, str] = {
     "completions": "text_completion", "embeddings": "embeddings", "rerank": "rerank",
 }  # fmt: skip
 
-#: What this server does itself with a request.
+#: Fields that this server acts on itself, and does not send to the upstream.
 _OWN_FIELDS = frozenset({"keep_alive", "queue_comments", "sse_ping_interval", "timeout"})
 
 #: Fields that reach what other clients of the upstream's key have stored there.
@@ -208,7 +208,7 @@ class _Model(msgspec.Struct):
 
 
 class _Models(msgspec.Struct):
-    """What an upstream lists."""
+    """The models that an upstream lists."""
 
     data: list[_Model]
 
@@ -447,7 +447,7 @@ class Exchange:
                 raise failure
 
     async def _pass_on(self, data: bytes) -> None:
-        """Have events sent when there is room. Raises StalledReaderError: there is none."""
+        """Queue events once the client has room. Raises StalledReaderError if it reads too late."""
         with trio.move_on_after(self.config.stall_timeout) as waiting:
             await self._pieces.room()
         if waiting.cancelled_caught:

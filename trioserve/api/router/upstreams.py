@@ -135,7 +135,7 @@ class Upstreams(EnteredOnce):
         )
 
     def n_ctx(self, entry: ModelEntry) -> int:
-        """How many tokens a request to a model may have; 0: its upstream does not tell."""
+        """The context length of a model; 0: its upstream does not list it."""
         return self._server_of(entry).contexts.get(entry.remote_name, 0)
 
     async def until_idle(self) -> None:

@@ -76,7 +76,7 @@ def stored(app: AppState, answer: Responder) -> Responder:
 
 
 def _parts_of(messages: Any) -> list[Part]:
-    """Make parts of the messages of a request, each with an id. What is none is left out."""
+    """Make parts of a request's messages, each with an id. Skips all but JSON objects."""
     given = messages if isinstance(messages, list) else ()
     made = [(new_id("msg"), each) for each in given if isinstance(each, dict)]
     return [Part.of(n, id_, _shown(id_, each)) for n, (id_, each) in enumerate(made)]
@@ -184,7 +184,7 @@ class _Kept:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all choices have ended."""
+        """True if all choices have ended."""
         return self._run is not None or len(self._finished) == self._events.n
 
     def whole(self) -> ChatCompletion:

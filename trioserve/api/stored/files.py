@@ -29,7 +29,7 @@ routes = Routes()
 
 _PIECE = 2**18
 
-#: What a file may be for. All may be used for everything that files are used for here.
+#: The purposes that a file may have. They do not limit its use.
 _PURPOSES = ("batch", "user_data", "vision", "assistants")
 
 

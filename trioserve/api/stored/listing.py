@@ -84,7 +84,7 @@ class DeletedRecord(Answer):
 
 
 class DeletedOfAnthropic(Answer):
-    """What was deleted, in Anthropic's form."""
+    """The id and the type of a deleted item, in Anthropic's form."""
 
     id: str
     type: str
@@ -219,7 +219,7 @@ def page_of(shown: Sequence[dict[str, Any]], *, more: bool = False) -> PageOf:
     return PageOf(data=shown, first_id=first, last_id=last, has_more=more)
 
 
-#: What the cursors of Anthropic's lists begin with.
+#: The prefix of cursors in Anthropic's lists.
 _CURSOR = "page_"
 
 

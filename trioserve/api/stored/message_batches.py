@@ -147,7 +147,7 @@ def _shown(record: Record) -> MessageBatch:
 @takes(MessageBatchRequest)
 @gives(MessageBatch)
 async def create(request: MessageBatchRequest, caller: Caller, app: AppState) -> Reply:
-    """Begin a batch. If a single message is wrong, its result says so."""
+    """Begin a batch. An invalid message does not stop the others: its result is an error."""
     shelf, prompt = Shelf.of(caller, app), app.route_at("POST", _PATH).prompt_fields
     parts = await text_threads().run_sync(partial(_parts, request.requests, prompt))
     shelf.held.grow(sum(len(each.body) for each in parts))

@@ -448,7 +448,7 @@ def _disk(config: Config, *_others: object) -> Iterator[Finding]:
 
 
 def _file_of(config: Config) -> Path | None:
-    """The file of the model; None: there is none, which the model's check reports."""
+    """The file of the model; None if it is missing, which the model's check reports."""
     with suppress(TrioServeError):
         path = resolve(on_disk(config).model)
         return path if path.is_file() else None

@@ -86,7 +86,7 @@ def _undo(settings: Settings, *, is_dry: bool) -> int:
 
 
 async def _told(agent: Agent, program: str, environ: Mapping[str, str]) -> str:
-    """What an agent tells that its settings are made of; empty: it does not."""
+    """Return the program's output for `Agent.asked`; empty without one, or if it is too slow."""
     if not agent.asked:
         return ""
     with trio.move_on_after(_ANSWER_SECONDS):

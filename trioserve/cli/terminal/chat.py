@@ -179,7 +179,7 @@ class TerminalChat:
         return is_thinking
 
     def tell(self, text: str, code: str = "") -> None:
-        """Write lines that are no answer."""
+        """Write a message to the user, apart from the answers."""
         if text:
             self.aside.write(f"{styled(text, code, self.aside) if code else text}\n")
             self.aside.flush()
@@ -227,7 +227,7 @@ def speeds(timings: Timings, first: float, detail: int) -> str:
 
 @attrs.frozen
 class ChatCommand:
-    """What may be typed after a slash.
+    """A command, which users type after a slash.
 
     Attributes:
         usage: its arguments.
@@ -360,7 +360,7 @@ def _set_system(chat: TerminalChat, value: str) -> str:
     return "The system message is set." if value else "There is no system message."
 
 
-#: What ``/set`` takes beside parameters: those of Ollama have its names.
+#: The settings that ``/set`` takes besides parameters, with Ollama's names for those it has.
 SETTINGS: Mapping[str, Callable[[TerminalChat, str], str]] = {
     "think": _think,
     "nothink": lambda chat, _: _think(chat, "off"),
@@ -382,7 +382,7 @@ COMMANDS: Mapping[str, ChatCommand] = {
     "/help": ChatCommand("", "show this", _help),
     "/?": ChatCommand("", "", _help),
     "/clear": ChatCommand("", "forget the conversation", _clear),
-    "/compact": ChatCommand("", "go on with a summary of the conversation",
+    "/compact": ChatCommand("", "continue with a summary of the conversation",
                             lambda chat, _: chat.compact()),
     "/system": ChatCommand("TEXT", "set the system message; without TEXT, remove it",
                            lambda chat, rest: _set(chat, f"system {rest}")),

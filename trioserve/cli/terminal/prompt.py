@@ -28,7 +28,7 @@ _FENCE = '"""'
 #: Bytes of the history: at this size, the older half goes.
 _MAX_HISTORY = 2**20
 
-#: What may be a secret is not kept: keys of well-known forms, and what is named so.
+#: A likely secret: a key of a well-known form, or a value whose name suggests one.
 _SECRET = re.compile(
     r"\b(sk|hf|ghp|gho|glpat|xox[abp]|AKIA|AIza)[-_A-Za-z0-9]{16,}|-----BEGIN|"
     r"\b(?i:password|passwd|secret|token|api[-_ ]?key)\s*[:=]\s*\S"
@@ -36,12 +36,12 @@ _SECRET = re.compile(
 
 
 def is_secret(text: str) -> bool:
-    """Whether a message is left out of the history: a secret, or what begins with a blank."""
+    """True if the history leaves a message out: it has a secret, or begins with a blank."""
     return text.startswith(" ") or _SECRET.search(text) is not None
 
 
 def is_open(text: str) -> bool:
-    """Whether a message is not at its end: it begins with three quotes, and has no others."""
+    """True if a message begins with three quotes and has no closing ones yet."""
     return text.lstrip().startswith(_FENCE) and text.count(_FENCE) == 1
 
 
@@ -52,7 +52,7 @@ def without_fence(text: str) -> str:
 
 
 def completions(chat: TerminalChat, text: str) -> Iterator[tuple[str, str, str]]:
-    """What a text may go on with: the words, what of the text each replaces, and what it is."""
+    """Yield completions of a text: each word, the part of the text it replaces, and its help."""
     name, blank, rest = text.partition(" ")
     if not blank and text.startswith("/") and "/" not in text[1:]:
         for word, one in COMMANDS.items():

@@ -46,7 +46,7 @@ class Saved(msgspec.Struct):
 
 
 def begins_with_path(text: str) -> bool:
-    """Whether a message that begins with a slash is no command, but has an image there."""
+    """True if a message begins with the path of an image, and not with a command."""
     return _IMAGE.match(text) is not None
 
 
@@ -109,7 +109,7 @@ def save(saved: Saved, path: Path) -> None:
 
 
 def load(path: Path) -> Saved:
-    """Read a chat from a file. Raises ConfigError: it does not exist, or is none."""
+    """Read a saved chat. Raises ConfigError if the file cannot be read as one."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Saved)
     except OSError as error:

@@ -18,14 +18,14 @@ from trioserve.hosts import is_local, parse_authority
 
 _log = logging.getLogger("trioserve.models.catalog")
 
-#: What the section of an upstream begins with.
+#: The prefix of an upstream's section.
 SECTION = "upstream."
 
 #: A family of routes that an upstream may have.
 Api: TypeAlias = Literal["chat", "completions", "embeddings", "rerank", "responses", "messages"]
 APIS: Sequence[Api] = ("chat", "completions", "embeddings", "rerank", "responses", "messages")
 
-#: What an API key may have, which is sent as a header, and an address.
+#: The characters of an address, and of an API key, which is sent as a header.
 _VISIBLE = re.compile(r"[!-~]+", re.ASCII)
 
 #: As many first characters of a key may be shown.
@@ -133,7 +133,7 @@ def _url(text: str) -> str:
 
 
 def _is_host(name: str) -> bool:
-    """Whether the system can look for a host of this name."""
+    """True for a name that can be looked up: IDNA can encode it."""
     with suppress(UnicodeError):
         return bool(name.encode("idna"))
     return False
@@ -150,7 +150,7 @@ def _models(text: str) -> tuple[tuple[str, str], ...]:
 def _one_of(*values: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in values:
-            raise ValueError(f"{text!r} is none of {', '.join(values)}")
+            raise ValueError(f"{text!r} is not one of {', '.join(values)}")
         return text
 
     return read

@@ -132,7 +132,7 @@ def _extend(place: Path, size: int) -> None:
 
 
 def _has_header(place: Path, is_last: bool) -> bool:
-    """Whether a file has all of its header. Raises ModelLoadError if the last bytes lack some."""
+    """True if a file has its whole header. If not, and `is_last`, raises ModelLoadError."""
     try:
         with gguf.read(place) as header:
             return header.data_start() > 0

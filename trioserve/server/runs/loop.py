@@ -91,7 +91,7 @@ def inert(text: str, names: Iterable[str]) -> str:
 
 
 def _stands_in(text: str, content: str) -> bool:
-    """Whether a text is somewhere in another, and not the rest of a longer name."""
+    """True if a text occurs in another, and not as the end of a longer name."""
     at = content.find(text)
     while at > 0 and (content[at - 1].isalnum() or content[at - 1] in ".-_"):
         at = content.find(text, at + 1)
@@ -286,7 +286,7 @@ class AgentLoop:
         return answer.message.content, self._server.model.info.name
 
     def _has_seen(self, text: str) -> bool:
-        """Whether a text stands in what the user, the system or a tool has said."""
+        """True if a text occurs in a message of the user, the system or a tool."""
         said = (one for one in (*self._messages, *self._added) if one["role"] != "assistant")
         return any(_stands_in(text, _words(one.get("content"))) for one in said)
 

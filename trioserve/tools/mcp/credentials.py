@@ -34,7 +34,7 @@ _EARLY = 30.0
 
 
 class Credentials(msgspec.Struct, kw_only=True):
-    """What a login has brought: the token, and how another one is asked for."""
+    """The result of a login: the token, and the data to renew it."""
 
     url: str
     token_endpoint: str
@@ -65,7 +65,7 @@ def path_of(url: str, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def load(url: str) -> Credentials | None:
-    """Read the credentials for an address; None: there are none. Blocks."""
+    """Read the credentials for an address; None if they are missing or unreadable. Blocks."""
     try:
         return msgspec.json.decode(path_of(url).read_bytes(), type=Credentials)
     except (FileNotFoundError, RuntimeError):
@@ -149,7 +149,7 @@ class Bearer:
         self._turn = trio.Lock()
 
     async def token(self) -> str | None:
-        """The token; None: there was no login."""
+        """Return the token, renewed if it expires soon; None without a login."""
         if not self._is_loaded:
             await self._load()
         known = self._known

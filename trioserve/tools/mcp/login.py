@@ -156,7 +156,7 @@ def _credentials(entry: HttpEntry, provider: OAuthClientProvider) -> Credentials
 
 
 class _WayBack:
-    """Where the browser comes back to, with the code."""
+    """Listens at the address that the browser returns to with the code."""
 
     def __init__(
         self, listener: trio.SocketListener, show: Callable[[str], Awaitable[None]]
@@ -164,7 +164,7 @@ class _WayBack:
         self._listener, self._show = listener, show
         self._state = ""
         self._found = Feed[dict[str, str]](1)
-        #: Where the browser comes back to.
+        #: The address that the browser returns to.
         self.url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}{_PATH}"
 
     async def serve(self) -> None:
@@ -201,7 +201,7 @@ class _WayBack:
                 self._found.end()
 
     def _read(self, head: bytes) -> dict[str, str] | None:
-        """What the page has sent back; None: this is another request."""
+        """Read the parameters that the page sent back; None: this is another request."""
         words = head.split(b"\r\n")[0].decode("ascii", "replace").split(" ")
         try:
             url = urlsplit(words[1] if len(words) == 3 else "")

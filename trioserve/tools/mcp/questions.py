@@ -197,7 +197,7 @@ def _filled(words: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _messages(params: mcp_types.CreateMessageRequestParams) -> list[dict[str, Any]] | None:
-    """The messages of a chat; None: one is no text."""
+    """The messages of a chat; None if one has parts other than text."""
     messages = []
     if params.system_prompt:
         messages.append({"role": "system", "content": params.system_prompt})

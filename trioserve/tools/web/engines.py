@@ -83,7 +83,7 @@ class _BraveResults(msgspec.Struct):
 
 @attrs.frozen
 class _Request:
-    """What an engine is asked with."""
+    """A request to an engine."""
 
     path: str
     headers: Mapping[str, str] = {}
@@ -170,7 +170,7 @@ class SearchClient:
         """Make the client of a configuration. Reads the key.
 
         Raises:
-            ConfigError: the file of the key cannot be read, or there is no key.
+            ConfigError: the key is missing or invalid, or its file cannot be read.
         """
         assert config.web_search is not None
         engine = ENGINES.get(config.web_search)
@@ -255,7 +255,7 @@ class SearchClient:
         try:
             answer = msgspec.json.decode(data, type=self.engine.form)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            raise WebToolError(f"{self.engine.name} sends what is no answer.") from None
+            raise WebToolError(f"{self.engine.name} sends an invalid answer.") from None
         found = answer.web.results if isinstance(answer, _BraveResults) else answer.results
         results: dict[str, SearchResult] = {}
         for each in found:
@@ -278,6 +278,6 @@ def _result(found: _Found, url: str) -> SearchResult:
 
 
 def _line(text: str | None, most: int) -> str:
-    """What a text says in one line, without the tags that some engines put around words."""
+    """Put a text on one line, without the tags that some engines put around words."""
     shown = html.unescape(_TAGS.sub("", (text or "")[: 4 * most]))
     return " ".join(plain(shown).split())[:most]

@@ -34,7 +34,7 @@ _LIKE_TEXTS = ("+json", "+xml")
 
 @attrs.frozen
 class Page:
-    """What a page says."""
+    """The text of a page, with its title and links."""
 
     url: str  # after all redirects
     title: str

@@ -15,7 +15,7 @@ from trioserve.media.fetch import Target, parse_url
 #: Domains of a request, and characters of one.
 MAX_DOMAINS, MAX_DOMAIN = 100, 300
 
-#: What a search gives when a request does not say.
+#: The number of results of a search: the default, and the most.
 N_RESULTS, MAX_RESULTS = 5, 20
 
 
@@ -45,7 +45,7 @@ class Domain:
         return cls(target.host, slash + path or "/")
 
     def has(self, target: Target) -> bool:
-        """Whether an address is below it."""
+        """True if an address is below it."""
         if f".{target.host}".endswith(f".{self.host}"):
             path = unquote(self.path).replace("[", "[[]").replace("?", "[?]")
             return fnmatchcase(_as_read(target.path), f"{path}*")
@@ -87,20 +87,20 @@ class Uses:
 
 @attrs.frozen(kw_only=True)
 class WebScope:
-    """What a tool of the web may do for one request."""
+    """The permissions and limits of a web tool in one request."""
 
     allowed: Sequence[Domain] = ()  # none: all
     blocked: Sequence[Domain] = ()
     uses: Uses = attrs.field(factory=Uses)
     n_results: int = N_RESULTS
-    #: Where the user is, in words, and the country by its two letters.
+    #: The location of the user in words, and the country as two letters.
     place: str = ""
     country: str = ""
     #: Characters of a page that a call returns at most; None: as many as any call.
     max_chars: int | None = None
 
     def allows(self, url: str) -> bool:
-        """Whether an address may be shown."""
+        """True if an address may be shown."""
         try:
             self.check(parse_url(url))
         except FetchError:

@@ -1,6 +1,6 @@
 """`WebTools`: `web_search` and `web_fetch`, as a model calls them.
 
-What they return is from strangers, and says so. A model may fetch no address but those that stand
+Results come from strangers, and begin with a warning. A model may fetch only addresses that stand
 in its conversation: so no page can have it send what it knows to an address that it makes up.
 """
 
@@ -117,7 +117,7 @@ class WebSearch(WebTool):
         return ToolResult({"plain_text_response": _listed(found), "results": told})
 
 
-#: What a search returns that finds nothing.
+#: The result of a search that finds nothing.
 NOTHING = "The search has found nothing."
 
 
@@ -166,7 +166,7 @@ def _essential(url: str) -> str:
 
 
 def head_of(url: str, title: str) -> str:
-    """What stands before the text of a page."""
+    """The line before the text of a page."""
     named = f' "{title}"' if title else ""
     return f"This is the page {url}{named}. {_WARNING}\n\n"
 
@@ -175,7 +175,7 @@ def _part(page: Page, read: FetchArguments, most: int) -> str:
     end = read.offset + most
     shown = page.text[read.offset : end] or "[there is no text]"
     if end < len(page.text):
-        shown += f"\n[{len(page.text)} characters in all; go on with offset {end}]"
+        shown += f"\n[{len(page.text)} characters in all; to read on, set offset to {end}]"
     return shown
 
 
@@ -196,7 +196,7 @@ class WebTools(ToolSource):
     _where: str
 
     def abilities(self) -> list[str]:
-        """What they may do, in sentences for the log."""
+        """The permissions of the tools, in sentences for the log."""
         sentences = {
             SEARCH: f"The model and clients may search the web, at {self._where}.",
             FETCH: "The model and clients may read pages of the web.",

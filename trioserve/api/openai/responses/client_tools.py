@@ -164,7 +164,7 @@ _KEYS: Fields = {**_STRINGS, "description": "Keys, such as 'CTRL' and 'S', press
 _PLACED = {"x": _WHOLE, "y": _WHOLE}
 _AT = ("x", "y")
 
-#: What the actions need, and what else they may have, by their types.
+#: The required fields of actions, and the schemas of all their fields, by type.
 _ACTIONS: Mapping[str, tuple[Sequence[str], Fields]] = {
     "click": (
         ("button", *_AT),

@@ -68,7 +68,7 @@ class Conversation:
         tools: those that items of the conversation add, each with its place.
         in_namespaces: the functions of calls that name a namespace, and that.
         tool_places: where the tools of the chat are in the request.
-        trigger: where the item is that asks for a compaction; empty: there is none.
+        trigger: the place of the item that asks for a compaction; empty without one.
         users: the messages of the user that no compaction replaces, as they are in the request.
     """
 

@@ -175,7 +175,7 @@ class MessageItem(_TextItem):
 
 
 class CompactionItem(Item):
-    """A compaction of the conversation before it, empty if there is no summary."""
+    """A compaction of the conversation before it; empty if the model wrote no summary."""
 
     type = "compaction"
 

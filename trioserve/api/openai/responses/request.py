@@ -66,7 +66,7 @@ _LOGPROBS = "message.output_text.logprobs"
 #: The parts of calls of the web that may be included.
 SOURCES, RESULTS = "web_search_call.action.sources", "web_search_call.results"
 
-#: What may be asked to be included. Reasoning always is, as it is and not encrypted.
+#: The known values of `include`. Reasoning is always included, and never encrypted.
 _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content", SOURCES, RESULTS)
 
 # -- readers of single fields
@@ -207,7 +207,7 @@ class ResponsesRequest(StoringRequest):
     user: str | None = field(read=readers.name, default=None)
     safety_identifier: str | None = field(read=readers.name, default=None)
     prompt_cache_key: str | None = field(read=readers.name, default=None)
-    #: Whether a compaction is all that is asked for.
+    #: True if the request asks for a compaction alone.
     compacts: ClassVar[bool] = False
     stored: StoredAs = attrs.field(init=False, default=NOT_STORED)
     chat: ChatRequest = attrs.field(init=False)

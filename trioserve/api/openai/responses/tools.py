@@ -174,7 +174,7 @@ class Offer:
 #: The types of the tool that searches the web.
 _WEB = re.compile(r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?")
 
-#: How many results a search has, by ``search_context_size``.
+#: The number of results of a search, by ``search_context_size``.
 _N_RESULTS = {"low": 3, "medium": N_RESULTS, "high": 10}
 _SIZE = one_of(*_N_RESULTS)
 
