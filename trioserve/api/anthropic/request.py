@@ -65,7 +65,7 @@ class ToolChoiceOptions:
             raise InvalidRequestError.at("tool_choice.name", "is required.")
 
     def among(self, offer: Offer) -> ToolChoice:
-        """The choice in the normal form, with the name that an offer gives the tool."""
+        """The choice in the normal form: a toolset becomes the names of its functions."""
         if self.type == "tool" and self.name is not None:
             return ToolChoice("required", offer.named(self.name))
         return ToolChoice(_MODES[self.type])
