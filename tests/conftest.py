@@ -70,6 +70,7 @@ _OPTIONAL = {
     "llama/test_embedding_reference.py": "LLAMA_SERVER",
     "llama/test_heads_reference.py": "LLAMA_SERVER",
     "programs/test_agents.py": "TEST_CLIENTS",
+    "programs/test_long_sessions.py": "TEST_CLIENTS",
     "programs/test_mcp_conformance.py": "TEST_CLIENTS",
     "programs/test_measuring.py": "TEST_CLIENTS",
     "programs/test_sdks.py": "TEST_CLIENTS",

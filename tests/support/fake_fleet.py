@@ -124,13 +124,10 @@ class FakeFleet:
     def loaded(self) -> dict[str, ModelChild]:
         return self.children
 
-    async def set(self, entry: ModelEntry, args: tuple[str, ...]) -> None:
-        self.calls.append((" ".join(("set", *args)), entry.name))
-
     async def load(self, entry: ModelEntry, args: tuple[str, ...] = ()) -> None:
         if entry.name in self.children:
             raise InvalidRequestError("model is already running")
-        self.calls.append(("load", entry.name))
+        self.calls.append((" ".join(("load", *args)), entry.name))
 
     async def unload(self, entry: ModelEntry) -> None:
         if entry.name not in self.children:

@@ -7,13 +7,14 @@ import contextlib
 import hashlib
 import json
 import secrets
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import attrs
+
+from tests.support.threaded_server import QuietHandler, serving_handler
 
 TOOL = {"name": "hello", "description": "Says hello", "inputSchema": {"type": "object"}}
 
@@ -43,7 +44,7 @@ def serving_oauth() -> Iterator[OAuth]:
     """Serve both, at one port."""
     oauth = OAuth()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             base, url = oauth.url.removesuffix("/mcp"), urlsplit(self.path)
             if url.path.startswith("/.well-known/oauth-protected-resource"):
@@ -109,23 +110,9 @@ def serving_oauth() -> Iterator[OAuth]:
             self._send(200, {"jsonrpc": "2.0", "id": message["id"], "result": result})
 
         def _send(self, status: int, value: Any, **headers: str) -> None:
-            data = json.dumps(value).encode()
-            self.send_response(status)
-            headers |= {"Content-Type": "application/json", "Content-Length": str(len(data))}
-            for name, text in headers.items():
-                self.send_header(name, text)
-            self.end_headers()
-            self.wfile.write(data)
+            headers |= {"Content-Type": "application/json"}
+            self.send(status, json.dumps(value).encode(), headers)
 
-        def log_message(self, *_args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        oauth.url = f"http://127.0.0.1:{server.server_address[1]}/mcp"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield oauth
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving_handler(Handler) as address:
+        oauth.url = f"{address}/mcp"
+        yield oauth

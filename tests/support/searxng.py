@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import attrs
+
+from tests.support.threaded_server import QuietHandler, serving_handler
 
 #: A result as SearXNG writes it.
 FOUND = {
@@ -50,12 +51,12 @@ def serving_searxng(**fields: Any) -> Iterator[SearXNG]:
     """Serve one, at any port."""
     engine = SearXNG(**fields)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             engine.headers.append(dict(self.headers))
             if url.path in engine.pages:
-                self._send(200, engine.type, engine.pages[url.path])
+                self.send(200, engine.pages[url.path], {"Content-Type": engine.type})
                 return
             asked = {name: values[0] for name, values in parse_qs(url.query).items()}
             length = int(self.headers.get("Content-Length", 0))
@@ -75,27 +76,11 @@ def serving_searxng(**fields: Any) -> Iterator[SearXNG]:
                 found = engine.answer(self.path)
             data = found if isinstance(found, bytes) else json.dumps(found).encode()
             is_json = engine.answer is not None or asked.get("format") == "json"
-            self._send(engine.status if is_json else 403, "application/json", data)
+            self.send(engine.status if is_json else 403, data, {"Content-Type": "application/json"})
 
         def do_POST(self) -> None:
             self.do_GET()
 
-        def _send(self, status: int, type_: str, data: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", type_)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        engine.address = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield engine
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving_handler(Handler) as address:
+        engine.address = address
+        yield engine

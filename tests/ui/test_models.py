@@ -199,8 +199,7 @@ def test_a_model_is_loaded_with_settings(router: Routed, visitor: Visitor) -> No
         dialog.get_by_role("button", name="Load", exact=True).click()
     assert load.value.post_data_json == asked[-1] == sent
     expect(dialog).to_be_hidden()
-    flags = "set --ctx-size 8192 --cache-type-k q8_0"
-    assert router.fleet.calls[-2:] == [(flags, "seeing"), ("load", "seeing")]
+    assert router.fleet.calls == [("load --ctx-size 8192 --cache-type-k q8_0", "seeing")]
     expect(dialog).to_be_hidden()
 
 

@@ -21,7 +21,7 @@ import msgspec
 from trioserve.cli.agents import KEY_VARIABLE, NO_KEY, PROVIDER, Endpoint
 from trioserve.cli.jsonc import Document, Step, as_path, named
 from trioserve.config import readers
-from trioserve.config.keys import replace_file
+from trioserve.config.files import replace_file
 from trioserve.errors import ConfigError
 
 _KEY = re.compile(r'("apiKey": )"[^"]*"')

@@ -18,7 +18,6 @@ import json
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -29,6 +28,7 @@ import attrs
 from attrs.converters import optional
 
 from trioserve.config import readers
+from trioserve.config.files import give_to_owner, replace_file, unwritable
 from trioserve.config.unsupported import did_you_mean
 from trioserve.errors import ConfigError, PermissionDeniedError
 
@@ -275,40 +275,9 @@ def _locked(path: str) -> Iterator[None]:
     try:
         with lock:
             with suppress(FileNotFoundError, PermissionError):
-                _give_to_owner(target, lock.lock_file)
+                give_to_owner(target, lock.lock_file)
             yield
     except Timeout:
         raise ConfigError(f"{path} is locked by another command") from None
     except OSError as error:
-        raise _unwritable(path, error) from None
-
-
-def _give_to_owner(target: Path, new: str, *, keep_mode: bool = False) -> None:
-    """Give a file the owner of the target, such as the user of the server, or also its mode."""
-    status = target.stat()
-    if hasattr(os, "chown"):
-        os.chown(new, status.st_uid, status.st_gid)
-    os.chmod(new, status.st_mode & 0o777 if keep_mode else 0o600)
-
-
-def _unwritable(path: str, error: OSError) -> ConfigError:
-    return ConfigError(f"{path} cannot be written: {error.strerror or error}")
-
-
-def replace_file(path: str, text: str, *, keep_mode: bool = False) -> None:
-    """Write a file at once, for its owner only or as it was. Raises ConfigError."""
-    target = Path(os.path.realpath(path))
-    new = None
-    try:
-        descriptor, new = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            if target.exists():
-                _give_to_owner(target, new, keep_mode=keep_mode)
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(new, target)
-    except OSError as error:
-        if new is not None:
-            Path(new).unlink(missing_ok=True)
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None

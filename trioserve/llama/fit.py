@@ -47,7 +47,7 @@ from trioserve.units import bytes_text
 _MIB = 2**20
 
 #: What a server takes without a model: the data of Python, llama.cpp and the libraries.
-PROCESS = 76 * _MIB
+PROCESS = 84 * _MIB
 
 #: What a vocabulary takes for each token, in llama.cpp and here.
 _TOKEN = 345

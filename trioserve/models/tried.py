@@ -16,6 +16,8 @@ from pathlib import Path
 import attrs
 
 from trioserve.config import Config
+from trioserve.config.folders import user_state
+from trioserve.errors import ConfigError
 from trioserve.log import get_logger
 from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, gguf, resolve, resolve_projector
 
@@ -97,12 +99,10 @@ def _identity(path: Path) -> str:
 
 
 def _folder(environ: Mapping[str, str]) -> Path | None:
-    base = environ.get("XDG_STATE_HOME")
     try:
-        home = Path(base) if base else Path.home() / ".local" / "state"
-    except RuntimeError:  # no HOME, and no entry in passwd
+        return user_state(environ) / "loaded"
+    except ConfigError:  # no HOME, and no entry in passwd
         return None
-    return home / "trioserve" / "loaded"
 
 
 def _forget_oldest(folder: Path) -> None:

@@ -18,9 +18,9 @@ from tests.support.media_bombs import BOMBS, GOOD, damage
 from tests.support.media_files import float_wav, image_file
 from tests.support.waiting import patiently
 from trioserve.errors import InvalidMediaError
+from trioserve.media import decoders
 from trioserve.media.orders import MediaLimits
 from trioserve.server.limits.memory import MemoryBudget
-from trioserve.server.media import loader
 from trioserve.server.media.loader import MediaLoader, Wanted
 from trioserve.types import DecodedImage, DecodedMedia, MediaSource
 
@@ -105,7 +105,7 @@ async def test_of_ten_thousand_frames_one_is_decoded(loading: Loading) -> None:
 async def test_what_only_takes_long_is_ended(
     loading: Loading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "_PATIENCE", 1000.0)  # this machine may be busy
+    monkeypatch.setattr(decoders, "_PATIENCE", 1000.0)  # this machine may be busy
     loading.loader._decoders._limits = MediaLimits(timeout=0.3)
     await loading.load(image_file())
     pid = loading.pid

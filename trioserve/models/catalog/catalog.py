@@ -264,6 +264,8 @@ class Catalog:
         #: Flags that were set for models since the start, by the models' names.
         self._set: dict[str, tuple[str, ...]] = {}
         self._entries = self._read()
+        self._showing = threading.Lock()
+        self._show()
         if (
             default is not None
             and not self.upstreams
@@ -274,15 +276,21 @@ class Catalog:
     @property
     def entries(self) -> Mapping[str, ModelEntry]:
         """The models by name: those of upstreams, the others in order, and the bundled one."""
-        entries = self._offered | self._entries
-        for name, args in list(self._set.items()):
-            if (one := self._entries.get(name)) is not None:
-                entries[name] = attrs.evolve(one, args=(*one.args, *args))
-        return MappingProxyType(entries)
+        return self._shown
+
+    def _show(self) -> None:
+        """Make `entries` again of all that they are made of."""
+        with self._showing:
+            entries = self._offered | self._entries
+            for name, args in self._set.items():
+                if (one := self._entries.get(name)) is not None:
+                    entries[name] = attrs.evolve(one, args=(*one.args, *args))
+            self._shown = MappingProxyType(entries)
 
     def offer(self, entries: Mapping[str, ModelEntry]) -> None:
         """Offer models of upstreams, in place of those before. One that is here comes first."""
         self._offered = dict(entries)
+        self._show()
 
     def find(self, name: str | None, default: ModelEntry | None = None) -> ModelEntry:
         """Find the model that a request names; see `find_named`. `default` is for unknown names.
@@ -309,7 +317,8 @@ class Catalog:
             UnknownModelError: there is no such model.
         """
         find_exact(self._entries, name)
-        self._set[name] = args
+        self._set = {**self._set, name: args}
+        self._show()
 
     def reload(self) -> CatalogChanges:
         """Look again at everything; returns what is different. Blocks.
@@ -320,6 +329,7 @@ class Catalog:
         with self._reloading:
             before, now = self._entries, self._read()
             self._entries = now
+            self._show()
         both = before.keys() & now.keys()
         return CatalogChanges(
             added=frozenset(now.keys() - before.keys()),

@@ -19,7 +19,9 @@ import httpx2
 import msgspec
 import trio
 
-from trioserve.errors import ToolServerError
+from trioserve.config.files import replace_file
+from trioserve.config.folders import user_state
+from trioserve.errors import ConfigError, ToolServerError, TrioServeError
 from trioserve.log import get_logger
 from trioserve.media.fetch import FAILURES, read_bounded
 
@@ -57,18 +59,16 @@ class _Answer(msgspec.Struct):
 
 
 def path_of(url: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """The file with the credentials for an address."""
-    base = environ.get("XDG_STATE_HOME")
-    home = Path(base) if base else Path.home() / ".local" / "state"
+    """The file with the credentials for an address. Raises ConfigError: the user has no home."""
     name = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    return home / "trioserve" / "mcp" / f"{name}.json"
+    return user_state(environ) / "mcp" / f"{name}.json"
 
 
 def load(url: str) -> Credentials | None:
     """Read the credentials for an address; None if they are missing or unreadable. Blocks."""
     try:
         return msgspec.json.decode(path_of(url).read_bytes(), type=Credentials)
-    except (FileNotFoundError, RuntimeError):
+    except (FileNotFoundError, ConfigError):
         return None
     except (OSError, msgspec.MsgspecError) as error:
         _log.warning("the token of an MCP server cannot be read", url=url, problem=str(error))
@@ -76,14 +76,15 @@ def load(url: str) -> Credentials | None:
 
 
 def save(credentials: Credentials) -> Path:
-    """Write credentials to their file, which only this user may read. Blocks. Raises OSError."""
+    """Write credentials to their file, which only this user may read. Blocks.
+
+    Raises:
+        ConfigError: it cannot be written.
+        OSError: its folder cannot be made.
+    """
     path = path_of(credentials.url)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    other = path.with_suffix(f".{os.getpid()}.new")
-    other.unlink(missing_ok=True)
-    with open(os.open(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(credentials))
-    other.replace(path)
+    replace_file(str(path), msgspec.json.encode(credentials).decode())
     return path
 
 
@@ -170,7 +171,7 @@ class Bearer:
                 return False
             try:
                 self._known = await _refreshed(known)
-            except (httpx2.HTTPError, msgspec.MsgspecError, ToolServerError, OSError) as error:
+            except (httpx2.HTTPError, msgspec.MsgspecError, TrioServeError, OSError) as error:
                 _log.warning("the token of an MCP server cannot be refreshed", url=self._url,
                              problem=str(error) or type(error).__name__)  # fmt: skip
                 return False

@@ -181,17 +181,19 @@ def _filled(words: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
         form = json.loads(words or "{}")
     except (ValueError, RecursionError):
         return None
-    properties = schema.get("properties", {})
+    properties, needed = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(form, dict) or not isinstance(properties, dict):
         return None
-    if not form.keys() <= properties.keys() or not form.keys() >= set(schema.get("required", ())):
+    if not isinstance(needed, list) or not all(isinstance(name, str) for name in needed):
+        return None
+    if not form.keys() <= properties.keys() or not form.keys() >= set(needed):
         return None
     for name, value in form.items():
         about = properties[name] if isinstance(properties[name], dict) else {}
-        types = _TYPES.get(about.get("type", "string"), ())
+        types = _TYPES.get(str(about.get("type", "string")), ())
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             return None
-        if "enum" in about and value not in about["enum"]:
+        if isinstance(choices := about.get("enum"), list) and value not in choices:
             return None
     return form
 

@@ -1,8 +1,8 @@
 import { useComputed } from "@preact/signals";
-import type { VNode } from "preact";
+import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import { Icon } from "../icon";
+import { Icon, type IconName } from "../icon";
 import { openChat, setChat } from "../state/chats";
 import { props, takes } from "../state/server";
 import { settings, withValue } from "../state/settings";
@@ -52,17 +52,8 @@ function DictateButton(): VNode {
   const isOn = isDictating();
   const label = isOn ? t("Stop dictating") : t("Dictate, by the browser");
   const add = (heard: string) => setDraft({ text: [draft.value.text.trimEnd(), heard].filter(Boolean).join(" ") });
-  return (
-    <button
-      type="button"
-      class={isOn ? "icon-button recording" : "icon-button"}
-      aria-label={label}
-      title={label}
-      onClick={() => (isOn ? endDictation() : void attempt(() => dictate(add)))}
-    >
-      <Icon name={isOn ? "stop" : "dictate"} />
-    </button>
-  );
+  const press = () => (isOn ? endDictation() : void attempt(() => dictate(add)));
+  return <Listen isOn={isOn} icon="dictate" label={label} press={press} />;
 }
 
 /** Whether the model thinks before it answers in the open chat, if it is one that can be told. */
@@ -92,16 +83,34 @@ function RecordButton(): VNode {
   const label = isOn ? t("Stop recording") : t("Record");
   const press = () => void (isOn ? stopRecording() : attach(record().then((file) => [file])));
   return (
+    <Listen isOn={isOn} icon="microphone" label={label} press={press} disabled={listening.value === "asking"}>
+      {isOn && <Clock />}
+    </Listen>
+  );
+}
+
+interface ListenProps {
+  isOn: boolean;
+  icon: IconName;
+  label: string;
+  press: () => void;
+  disabled?: boolean;
+  children?: ComponentChildren;
+}
+
+/** A button that has the page listen, and stops that. */
+function Listen({ isOn, icon, label, press, disabled = false, children }: ListenProps): VNode {
+  return (
     <button
       type="button"
       class={isOn ? "icon-button recording" : "icon-button"}
       aria-label={label}
       title={label}
-      disabled={listening.value === "asking"}
+      disabled={disabled}
       onClick={press}
     >
-      <Icon name={isOn ? "stop" : "microphone"} />
-      {isOn && <Clock />}
+      <Icon name={isOn ? "stop" : icon} />
+      {children}
     </button>
   );
 }
