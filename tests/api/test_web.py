@@ -101,7 +101,7 @@ async def test_what_was_found_stays_in_the_conversation(engine: SearXNG) -> None
         turn = [*ASK["messages"], {"role": "assistant", "content": first["content"]}]
         again = {"messages": [*turn, {"role": "user", "content": "Thanks"}], "tools": [SEARCH]}
         await client.post(MESSAGES, json=ASK | again)
-        # A turn that paused goes on from its results.
+        # A paused turn continues from its results.
         paused = [*ASK["messages"], {"role": "assistant", "content": first["content"][:-1]}]
         answer = await client.post(MESSAGES, json=ASK | {"messages": paused, "tools": [SEARCH]})
     assert prompts[2].startswith(prompts[1])

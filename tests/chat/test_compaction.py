@@ -1,4 +1,4 @@
-"""What of a conversation is summed up, and what is kept."""
+"""The split of a conversation into a part to summarize and a part to keep."""
 
 from __future__ import annotations
 

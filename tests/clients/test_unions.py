@@ -27,7 +27,7 @@ _ADDED = (typing.Required, typing.NotRequired, typing.Annotated, typed.Required,
 
 _REQUIRED = (typing.Required, typed.Required)
 
-#: What a field holds where not any text, number or object will do.
+#: Values of fields that do not accept any text, number or object.
 VALUES: Mapping[str, Any] = {
     "data": "eA==",
     "file_data": "eA==",
@@ -68,7 +68,7 @@ def tags(kind: Any) -> list[str]:
 
 
 def inner(kind: Any) -> Any:
-    """What a list is of; None: it is no list."""
+    """The type of the items of a list type; None for other types."""
     origin = typing.get_origin(kind)
     if not isinstance(origin, type) or origin is dict or not hasattr(origin, "__iter__"):
         return None
@@ -115,7 +115,7 @@ def variants(kind: Any, path: str, seen: set[Any], tag: str = "") -> Iterator[tu
                 yield place, found, whole | {name: value}
 
 
-#: What a value with a tag also has: one of several fields that it may have.
+#: Further fields of values with a tag, which need one of several.
 MORE: Mapping[str, Mapping[str, Any]] = {
     "allowed_tools": {
         "tools": [{"type": "function", "name": "x"}],
@@ -141,7 +141,7 @@ _ABSENT = "what the choice names is not here"
 
 
 def _sources(path: str) -> dict[tuple[str, str], str]:
-    """The bounds of which pages a tool may fetch, in an entry that stands at a path."""
+    """The limits on the sources of URLs to fetch, for a tool whose entry is at `path`."""
     results = ("all", "none", "only", "except")
     bounds = {"client_tool_results": results, "server_tool_results": results}
     return {
@@ -151,7 +151,7 @@ def _sources(path: str) -> dict[tuple[str, str], str]:
     }
 
 
-#: What is refused, and why. Everything else is read, or left out because answers are right without.
+#: Refused values, with the reason. All others are read, or ignored because they change no answer.
 REFUSED: Mapping[str, Mapping[tuple[str, str], str]] = {
     "responses": {
         (".input[]", "compaction"): "only its server can read it",

@@ -1,6 +1,4 @@
-"""What the pages show can be followed: commands have the flags that they use, and requests and
-programs are run.
-"""
+"""Examples in the docs: the flags of commands exist, and the requests and programs run."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ OTHERS = re.compile(
 )
 AGENT_PROGRAMS = frozenset(one.program for one in AGENTS.values())
 
-#: What a flag may lack on this machine.
+#: Errors about files, folders and extras that this machine lacks.
 _ELSEWHERE = re.compile("is not a directory|No such file|: install trioserve")
 
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -128,7 +126,7 @@ FILES = [
     )
 ]
 
-#: Requests of a page are to end with an answer that is no error.
+#: Makes requests in the docs fail if the status of the answer is an error.
 _CURL = 'curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@"; }'
 
 #: A function of a page that takes a server, and examples of what else it takes.
@@ -167,7 +165,7 @@ async def run(command: list[str], folder: Path) -> None:
 
 
 def scripts_of(url: str) -> Iterator[tuple[str, list[str]]]:
-    """What is run with a server: by its name, the command."""
+    """The name and the command of each example that needs a server."""
     for one in REQUESTS:
         requests = [line for line in commands_in(one.text) if line.startswith("curl")]
         yield str(one), ["bash", "-ec", at("\n".join([_CURL, *requests]), url)]
@@ -183,7 +181,7 @@ def scripts_of(url: str) -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.system
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 async def test_requests_and_clients_of_the_pages(folder: Path) -> None:
-    failed = []  # they come in the order of the page: some go on where another has ended
+    failed = []  # in the order of the page, since some examples need the result of an earlier one
     flags = ("--tools", "read_file,grep_search,edit_file", "--slot-save-path", str(folder))
     more = ("--metrics", "-c", "32768", "--mmproj", str(BUNDLED_PROJECTOR))
     async with serving("-m", str(BUNDLED), *flags, *more, timeout=600) as running:

@@ -225,7 +225,7 @@ def test_in_a_split_cache(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("cache_ram", [0, 2**26])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_context_that_is_too_small(name: str, cache_ram: int, folder: Path) -> None:
-    """Requests are preempted, and go on later."""
+    """Requests are preempted and resumed."""
     play(together, folder / f"{name}.gguf", ctx_size=512, cache_ram=cache_ram, kv_unified=True)
 
 
@@ -288,7 +288,7 @@ def test_a_draft_model_that_is_recurrent(draft: str, folder: Path) -> None:
         for i, prompt in enumerate(PROMPTS[:3]):
             one.submit(i, prompt, N)
         one.run()
-        for i, prompt in enumerate(PROMPTS[:3]):  # continues, and begins anew
+        for i, prompt in enumerate(PROMPTS[:3]):  # a new text, then cached ones
             one.submit(10 + i, prompt if i else PROMPTS[2] + PROMPTS[1], N)
         one.run()
         one.backend.close()

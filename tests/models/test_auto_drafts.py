@@ -1,4 +1,4 @@
-"""What `auto` chooses, and what one line says of it."""
+"""The choice of `auto`, and its line in the log."""
 
 from __future__ import annotations
 

@@ -43,10 +43,10 @@ COUNT = "wc -c < notes.txt > size.txt"
 
 @attrs.frozen
 class Task:
-    """What an agent is started with, and the calls of its tools that do the task.
+    """The arguments of an agent, and the tool calls that do the task.
 
-    `wants` are the hosts that it asks for whatever its settings are; it is refused. `probes` are
-    routes of other servers, by which it learns what the server is.
+    `wants` are the hosts that it contacts regardless of its settings; the test refuses them.
+    `probes` are routes of other servers that it requests to identify the server.
     """
 
     arguments: Sequence[str]

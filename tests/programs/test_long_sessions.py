@@ -20,13 +20,13 @@ N_CALLS = 30
 FACT = "codeword-zebra"
 PROMPT = f"Remember {FACT}. Run thirty commands, one by one."
 
-#: What the prompts of summaries have: ours, Codex's, Claude Code's.
+#: Phrases in the prompts for a summary: ours, Codex's, Claude Code's.
 _SUMMARY = re.compile(rf"{re.escape(TASK[:40])}|CONTEXT CHECKPOINT|detailed summary of")
 
 
 @attrs.define
 class Session:
-    """A model that runs commands with long output, and sums up what it was told."""
+    """A model that runs commands with long output, and writes a summary when asked."""
 
     tool: str
     argument: str

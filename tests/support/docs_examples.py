@@ -68,7 +68,7 @@ class Example:
 
 
 def commands_in(text: str) -> Iterator[str]:
-    """The commands of a script, each with the lines that go on with it."""
+    """The commands of a script, each with its continuation lines."""
     pending = ""
     for line in text.splitlines():
         pending += line + "\n"

@@ -38,8 +38,8 @@ def kinds(*names: str) -> list[Any]:
 def write_head(folder: Path, kind: str, *, is_good: bool, is_apart: bool = False) -> Settings:
     """Write a model with a head of this kind; returns the settings for both.
 
-    A good one is right about as often as not; the others guess at random. There is no rounding in
-    the KV caches. `is_apart` writes MTP heads to a file of their own.
+    The guesses of a good head are right about half of the time; other heads guess at random. The
+    KV caches do not round. `is_apart` writes MTP heads to a separate file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     spec_type, head = "draft-mtp", None
@@ -97,7 +97,7 @@ class Drafted(Bench):
 
     @property
     def n_accepted(self) -> int:
-        """How many tokens of drafts were right, in all requests that have ended."""
+        """The number of accepted draft tokens in all finished requests."""
         return sum(end.timings.draft_n_accepted for end in self.finished.values())
 
 
@@ -163,7 +163,7 @@ class Hand:
                 return [draft for draft in drafts if draft is not None]
 
     def has_all(self, seq: int) -> bool:
-        """Whether the head has read all of a sequence, each token with its row, or will read it."""
+        """True if the head has read all tokens of a sequence with their rows, or will read them."""
         text = self.drafter._texts[seq]
         return not text.gaps and not text.is_adrift
 

@@ -58,7 +58,7 @@ _COHERE2_MOE = Architecture(
     [_ATTENTION | _DENSE, *[_ATTENTION | _MOE | _SHARED_EXPERT] * (LAYERS - 1)],
 )
 
-#: Attention chooses among what it has read, by keys of its own.
+#: A sparse attention: an indexer with separate keys selects the tokens that it reads.
 _INDEX_HEADS, _INDEX_KEY = 2, 64
 _INDEXED: Mapping[str, Value] = {
     "attention.indexer.head_count": _INDEX_HEADS,
@@ -81,7 +81,7 @@ def _indexed(name: str) -> Architecture:
 
 
 def _windows(n_layers: int) -> Mapping[str, Value]:
-    """Every second layer of so many sees the window only, and so do the heads."""
+    """Sliding windows in every second of `n_layers` layers, and in the heads."""
     pattern = [i % 2 == 0 or i >= LAYERS for i in range(n_layers)]
     return {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": pattern}
 

@@ -1,8 +1,8 @@
-"""Writes tiny models with heads for drafts, and the heads of their own files.
+"""Writes tiny models with heads for drafts, in the same file or in a separate one.
 
-A good head is right about as often as not; the guesses of the others are random. The less the
-layers of a model add, the more its next token hangs on the last one alone, and so does that of a
-good head.
+The guesses of a good head are right about half of the time; those of other heads are random. The
+less the layers of a model add, the more its next token depends on the last one alone, as does the
+guess of a good head.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def write_mtp(folder: Path, name: str, *, is_good: bool = False) -> Path:
 
 
 def write_apart(folder: Path, name: str, *, is_good: bool = False) -> tuple[Path, Path]:
-    """Write such a model, and its heads to a file of their own; returns the paths."""
+    """Write such a model, and its heads to a separate file; returns both paths."""
 
     def change(weights: Weights) -> None:
         _mtp(weights, is_good=is_good)
@@ -160,7 +160,7 @@ def _joined(first: Array, second: Array) -> Array:
     return np.hstack([first, second])
 
 
-#: What a layer adds ends in these, or begins so.
+#: Suffixes of the names of a layer's output weights.
 _ADDED = (".attn_output.weight", ".ffn_down.weight", ".post_ffw_norm.weight", ".ssm_out.weight")
 
 

@@ -21,7 +21,7 @@ TOOL = {"name": "hello", "description": "Says hello", "inputSchema": {"type": "o
 
 @attrs.define
 class OAuth:
-    """What was registered and handed out."""
+    """The clients that have registered, and the tokens issued."""
 
     url: str = ""
     tokens: set[str] = attrs.Factory(set)  # that are valid

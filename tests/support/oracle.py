@@ -1,4 +1,4 @@
-"""A drafter that knows what a model says, and is as often wrong as it is told to be."""
+"""A drafter that knows the output of a model, and is wrong at a given rate."""
 
 from __future__ import annotations
 

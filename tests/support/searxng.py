@@ -31,7 +31,7 @@ FOUND = {
 
 @attrs.define
 class SearXNG:
-    """What it finds, and what it was asked. Pages beside it are served under their paths."""
+    """A search engine with fixed results that records queries. It also serves `pages`."""
 
     address: str = ""
     results: list[dict[str, Any]] = attrs.Factory(lambda: [FOUND])

@@ -1,4 +1,4 @@
-"""What a person sets in the page, and what it changes in requests and answers."""
+"""Settings of the page, and their effect on requests and answers."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def test_a_conversation_is_compacted_and_answered() -> None:
         compaction, answer = message["usage"]["iterations"]
         assert answer["input_tokens"] + answer["cache_read_input_tokens"] == len(model.prompts[2])
         assert compaction["type"] == "compaction"
-        # What was before is still there, and is not used.
+        # The client sends the earlier messages again; the prompt leaves them out.
         more = [*talk(6), said("assistant", *message["content"]), said("user", "Go on.")]
         await post(client, **body | {"messages": more})
         assert model.prompts[-1].startswith(model.prompts[2])

@@ -1,4 +1,4 @@
-"""What a path without a route is answered."""
+"""Answers to paths without a route."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ async def test_what_cannot_be_stored_is_an_error(monkeypatch: pytest.MonkeyPatch
         stream = (await client.post(PATH, json=asked | {"stream": True})).text
         *_, last = events_in(stream, done=False)
         assert last["error"]["code"] == "store_failed" and "[DONE]" not in stream
-        # What is not to be stored is answered.
+        # A chat that need not be stored is answered.
         assert (await client.post(PATH, json=asked | {"store": False})).status_code == 200
 
 

@@ -87,7 +87,7 @@ async def test_openai_s_sdk_names_files_of_every_kind() -> None:
         (item,) = client.responses.input_items.list(first.id)
         assert item.to_dict()["content"] == parts  # the ids, not the files
         client.responses.create(model="m", input="And?", previous_response_id=first.id)
-        # What is deleted cannot be read again.
+        # A deleted file cannot be read again.
         client.files.delete(image)
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(model="m", input="And?", previous_response_id=first.id)

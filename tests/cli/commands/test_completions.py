@@ -73,7 +73,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-#: What each shell runs, so that it prints the words that it offers for $1.
+#: Scripts that print the words that each shell offers for $1.
 _ASK = {
     "bash": """eval "$(trioserve completions bash)"
         COMP_LINE=$1 COMP_POINT=${#1}; COMP_WORDS=($1); [[ $1 == *' ' ]] && COMP_WORDS+=('')

@@ -25,7 +25,7 @@ from trioserve.models import BUNDLED, BUNDLED_PROJECTOR
 
 pytestmark = pytest.mark.system
 
-#: What moves the cursor, and the like.
+#: Escape sequences, such as those that move the cursor.
 _SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|[=>])")
 
 #: Seconds for a whole test: a process starts, and another may.

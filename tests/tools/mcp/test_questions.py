@@ -1,4 +1,4 @@
-"""What MCP servers ask while a tool runs: of the person, of the model, and for folders."""
+"""Questions of MCP servers while a tool runs: elicitation, sampling and roots."""
 
 from __future__ import annotations
 

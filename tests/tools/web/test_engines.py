@@ -1,4 +1,4 @@
-"""How search engines are asked, and what is made of their answers."""
+"""Requests to search engines, and the parsing of their answers."""
 
 from __future__ import annotations
 

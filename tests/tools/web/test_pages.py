@@ -1,4 +1,4 @@
-"""Pages that are read in a process of their own."""
+"""Pages that a separate process parses."""
 
 from __future__ import annotations
 

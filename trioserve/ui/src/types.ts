@@ -112,7 +112,7 @@ export interface Message {
   /** It failed because the chat does not fit into the context. */
   full?: boolean;
   stats?: Stats;
-  /** Where the request asked for them. */
+  /** Set if the request asked for them. */
   odds?: TokenOdds[];
   stream?: StreamPlace;
 }
@@ -179,7 +179,7 @@ export interface Settings {
   mcp: McpEntry[];
   /** Whether the model writes the titles of chats. */
   titles: boolean;
-  /** Whether a button takes dictation, which the browser may have its maker do. */
+  /** True if a button takes dictation; the browser may send the sound to its maker. */
   dictation: boolean;
 }
 

@@ -137,7 +137,7 @@ async def test_a_threshold_compacts_and_answers() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_no_summary(stream: bool) -> None:
-    """A threshold goes on without; a trigger is an error."""
+    """Without a summary, a threshold has no effect, and a trigger is an error."""
     model = Model(summary="<think>\nfact\n</think>")
     entry = [{"type": "compaction", "compact_threshold": 10}]
     async with serve(model) as client:

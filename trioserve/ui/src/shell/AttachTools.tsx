@@ -56,7 +56,7 @@ function DictateButton(): VNode {
   return <Listen isOn={isOn} icon="dictate" label={label} press={press} />;
 }
 
-/** Whether the model thinks before it answers in the open chat, if it is one that can be told. */
+/** The switch for reasoning in the open chat, if the model has one. */
 function ThinkingButton(): VNode | null {
   const caps = props.value?.chat_template_caps ?? {};
   const chat = openChat.value?.chat;

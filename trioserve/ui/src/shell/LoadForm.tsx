@@ -21,7 +21,7 @@ const TYPES = ["f16", "bf16", "q8_0", "q5_1", "q4_0"];
 /** Milliseconds without a change after which the memory is estimated. */
 const PATIENCE = 600;
 
-/** How a model is to be loaded, and what memory that takes. */
+/** The settings to load a model with, and the memory that it needs with them. */
 export function LoadForm({ model }: { model: string }): VNode {
   const id = useId();
   const [how, setHow] = useState<LoadSettings>({});
@@ -79,7 +79,7 @@ export function LoadForm({ model }: { model: string }): VNode {
   );
 }
 
-/** What memory a model would take, in words, a moment after the settings have changed. */
+/** The estimate of a model's memory as text, updated shortly after the settings change. */
 function useEstimate(model: string, how: LoadSettings): string {
   const [says, say] = useState("");
   useEffect(() => {

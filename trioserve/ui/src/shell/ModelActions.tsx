@@ -13,7 +13,7 @@ const SENSES: Record<string, { icon: IconName; says: Text }> = {
   audio: { icon: "ear", says: "hears sound" },
 };
 
-/** What a model takes beside text. */
+/** Icons for the kinds of input that a model takes beside text. */
 export function Senses({ model }: { model: Model }): VNode {
   const known = model.takes.flatMap((one) => SENSES[one] ?? []);
   return (
@@ -27,7 +27,7 @@ export function Senses({ model }: { model: Model }): VNode {
   );
 }
 
-/** What a router can do with a model; `adjust`: load it with other settings. */
+/** The buttons to load, unload and delete a model of a router; `adjust` loads it with other settings. */
 export function ModelActions({ model, adjust }: { model: Model; adjust: () => void }): VNode {
   const [deleting, setDeleting] = useState(false);
   const { id, status, removable } = model;

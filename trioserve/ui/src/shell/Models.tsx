@@ -189,7 +189,7 @@ function OfferRow({ offer: { name, size }, free }: { offer: Offer; free: number 
   );
 }
 
-/** What a model needs, in words. */
+/** The memory that a model needs, as text. */
 export function fits({ memory, free }: Needs): string {
   if (free === null) return t("needs {memory} of memory", { memory: bytes(memory) });
   const values = { memory: bytes(memory), free: bytes(free) };

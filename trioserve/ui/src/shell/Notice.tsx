@@ -8,12 +8,12 @@ import { focusComposer } from "./view";
 interface NoticeProps {
   icon: IconName;
   quiet?: boolean;
-  /** What it is about, if it can be closed: it comes again when it is about something else. */
+  /** The topic, if the notice can be closed; a notice with another topic appears again. */
   about?: string;
   children: ComponentChildren;
 }
 
-/** What closed notices were about. */
+/** The topics of closed notices. */
 const closed = signal<readonly string[]>([]);
 
 /** Something to know, above the composer. */

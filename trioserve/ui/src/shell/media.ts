@@ -1,10 +1,10 @@
-/** What the window is like. */
+/** Media queries: the size of the window and its color scheme. */
 
 import { signal, type ReadonlySignal } from "@preact/signals";
 
 import { settings } from "../state/settings";
 
-/** Whether the window is as a media query says, now and later. */
+/** A signal that is true while the window matches a media query. */
 export function media(query: string): ReadonlySignal<boolean> {
   const list = matchMedia(query);
   const matches = signal(list.matches);
@@ -14,7 +14,7 @@ export function media(query: string): ReadonlySignal<boolean> {
 
 let systemIsDark: ReadonlySignal<boolean> | undefined;
 
-/** Whether the page is light text on a dark ground. */
+/** True if the page is dark, by the settings or the system. */
 export function isDark(): boolean {
   const { theme } = settings.value;
   if (theme !== "auto") return theme === "dark";

@@ -1,4 +1,4 @@
-/** What built-in tools do, for people; their own descriptions are for models. */
+/** Descriptions of built-in tools for people; those in the tools are for models. */
 
 import type { ServerTool } from "../types";
 import { t, type Text } from "../words";

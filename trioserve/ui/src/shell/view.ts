@@ -1,4 +1,4 @@
-/** What is open on the screen: the sidebar, the activity panel, a dialog. */
+/** The open parts of the screen: the sidebar, the activity panel, a dialog. */
 
 import { computed, effect, signal } from "@preact/signals";
 
@@ -8,19 +8,19 @@ import { media } from "./media";
 /** A part of the settings. */
 export type Section = "chat" | "all" | "presets" | "general" | "mcp" | "data";
 
-/** What lies over the page: the settings at one of their parts, how a model is loaded, something else, or nothing. */
+/** The overlay that is open: a section of the settings, the form to load a model, another one, or none. */
 export type Overlay = { settings: Section } | { load: string } | "help" | "draw" | "models" | null;
 
-/** Whether the sidebar has room beside the conversation; else it lies over it. */
+/** True if the sidebar fits beside the conversation; otherwise it covers it. */
 export const wide = media("(min-width: 56rem)");
 
-/** Whether the activity panel has room beside the conversation as well. */
+/** True if the activity panel fits beside the conversation as well. */
 export const roomy = media("(min-width: 76rem)");
 
-/** Whether keys are pressed on glass, where Enter is a new line. */
+/** True with an on-screen keyboard, where Enter begins a new line. */
 export const touch = media("(hover: none) and (pointer: coarse)");
 
-/** What has room beside the conversation stays as it was left. */
+/** A sidebar that fits beside the conversation stays open or closed across reloads. */
 const pinned = signal(recall("sidebar") !== "hidden");
 const drawn = signal(false);
 effect(() => remember("sidebar", pinned.value ? "shown" : "hidden"));
@@ -67,7 +67,7 @@ export function focusSearch(): void {
   requestAnimationFrame(() => document.getElementById("search")?.focus());
 }
 
-/** What was remembered under a name; null if nothing was, or if the browser keeps nothing. */
+/** The value remembered under a name; null if there is none, or the browser blocks storage. */
 export function recall(name: string): string | null {
   try {
     return sessionStorage.getItem(place(name)) ?? localStorage.getItem(place(name));

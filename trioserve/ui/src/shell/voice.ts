@@ -4,7 +4,7 @@ import { signal, type ReadonlySignal } from "@preact/signals";
 
 import { language, t } from "../words";
 
-/** Whether the browser can read aloud. */
+/** True if the browser can read aloud. */
 export const canRead = "speechSynthesis" in globalThis;
 
 const reading = signal("");
@@ -47,12 +47,12 @@ interface Recognition {
 
 declare const webkitSpeechRecognition: (new () => Recognition) | undefined;
 
-/** Whether the browser takes dictation. */
+/** True if the browser takes dictation. */
 export const canDictate = typeof webkitSpeechRecognition !== "undefined";
 
 const current = signal<Recognition | null>(null);
 
-/** Whether it listens. */
+/** True while the browser listens. */
 export const isDictating = (): boolean => current.value !== null;
 
 /** Give what is said to `onText`, a piece at a time, until `endDictation`. An Error for people says why not. */

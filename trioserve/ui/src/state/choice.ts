@@ -13,7 +13,7 @@ import { openChat } from "./shown";
  */
 export const chosenModel: ReadonlySignal<string> = computed(() => modelOf(openChat.value?.chat));
 
-/** What chats get that choose none: it stays, also when it is unloaded. */
+/** The model of chats that choose none; it stays the default when it is unloaded. */
 let byDefault = "";
 
 /** The same of another chat. */

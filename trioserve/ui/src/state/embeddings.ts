@@ -23,7 +23,7 @@ function unit(vector: readonly number[]): Float32Array {
   return Float32Array.from(vector, (each) => each / length);
 }
 
-/** How alike two texts are, by their embeddings: 1 is the same, 0 unrelated. */
+/** The similarity of two texts by their embeddings: 1 is the same, 0 unrelated. */
 export function likeness(one: Float32Array, other: Float32Array): number {
   let sum = 0;
   for (let i = 0; i < one.length; i++) sum += one[i]! * other[i]!;

@@ -1,4 +1,4 @@
-// What the hub has, and what a model would need.
+// The models of the hub, and estimates of the memory that they need.
 
 import { posting, request, requestJson } from "../server/api";
 import { readModels } from "./models";
@@ -22,7 +22,7 @@ export interface Needs {
   free: number | null;
 }
 
-/** How a model is loaded; what is missing is as it was configured. */
+/** Settings to load a model with; missing ones keep the configured values. */
 export interface LoadSettings {
   ctx_size?: number;
   parallel?: number;

@@ -4,7 +4,7 @@ export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** Whether a text is an object in JSON. */
+/** True if a text is a JSON object. */
 export function isObject(text: string): boolean {
   try {
     return isRecord(JSON.parse(text));

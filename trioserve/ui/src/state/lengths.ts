@@ -1,4 +1,4 @@
-// How much of the model's context documents may fill.
+// The share of the model's context that documents may fill.
 
 import type { Attachment } from "../types";
 
@@ -10,7 +10,7 @@ export function roomFor(contextSize: number): number {
   return (contextSize / 2) * PER_TOKEN;
 }
 
-/** Whether files are too long to be sent as they are. `contextSize` is in tokens; 0: not known. */
+/** True if files are too long to be sent whole. `contextSize` is in tokens; 0: not known. */
 export function areTooLong(files: readonly Attachment[], contextSize: number): boolean {
   return contextSize > 0 && files.reduce((sum, { text }) => sum + text.length, 0) > roomFor(contextSize);
 }

@@ -1,4 +1,4 @@
-// How probable the tokens of an answer were.
+// The probabilities of the tokens of an answer.
 
 import type { TokenOdds } from "../types";
 import { isRecord } from "./json";

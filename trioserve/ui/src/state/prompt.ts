@@ -99,7 +99,7 @@ async function saidBy(message: Message, path: readonly Message[], index: number)
   return said;
 }
 
-/** What a person wrote, with the texts of files: whole, or the parts that were found for it. */
+/** The text of a message with its text files: whole, or only the parts found for the question. */
 function textOf({ content, attachments, parts }: Message, path: readonly Message[]): string {
   const files = attachments.filter((file) => !file.data);
   if (!parts) return withFiles(content, files);

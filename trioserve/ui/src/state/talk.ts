@@ -31,7 +31,7 @@ export async function send(text: string, attachments: Attachment[], id = opened(
   await ask(place, question(place, place.chat.leaf, text, attachments));
 }
 
-/** Whether documents are longer than the context, so that a question gets parts of them. */
+/** True if documents exceed the context, so that the question gets parts of them. */
 function isForParts({ chat, tree }: Place, { parent, attachments }: Message): boolean {
   if (!props.peek()?.endpoint_embeddings) return false;
   const size = contextSizeOf(modelOf(chat));

@@ -21,7 +21,7 @@ interface Props {
   branches: string[] | undefined;
   last: boolean;
   edit: () => void;
-  /** Whether another version is shown beside this one, and how to change that. */
+  /** True while another version is shown beside this one; `compare` toggles it. */
   compared?: boolean;
   compare?: () => void;
 }

@@ -165,7 +165,7 @@ function Answer(properties: MessageProps): VNode {
   );
 }
 
-/** What was answered, and another version of it to compare it with. */
+/** An answer, and another version of it for comparison. */
 function Versions({ beside, model, children }: { beside: Message | undefined; model: string; children: ComponentChildren }): VNode {
   if (!beside) return <>{children}</>;
   return (

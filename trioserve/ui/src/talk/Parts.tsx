@@ -1,4 +1,4 @@
-// What of long documents went along with a question.
+// The parts of long documents that were sent with a question.
 
 import type { VNode } from "preact";
 
