@@ -1,4 +1,4 @@
-"""Files that are replaced at once, so that nobody reads a half of one."""
+"""Files that are replaced in one step, so that readers never see a partial one."""
 
 from __future__ import annotations
 
