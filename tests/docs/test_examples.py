@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from PIL import Image
 from tests.support.command import serving
 from tests.support.docs_examples import REASONS, ROOT, Example, commands_in, examples
 from tests.support.media_files import wav_file
+from tests.support.pdf_files import pdf_file
 from trioserve.cli.agents import AGENTS
 from trioserve.cli.commands import COMMANDS, SERVE
 from trioserve.cli.options import arguments
@@ -152,6 +154,10 @@ def folder(tmp_path: Path) -> Path:
     for name in ("sound.wav", "meeting.mp3"):
         (tmp_path / name).write_bytes(wav_file(0.5))
     (tmp_path / "README.md").write_text("# Title\n")
+    (tmp_path / "report.pdf").write_bytes(pdf_file("Hello"))
+    line = {"custom_id": "one", "url": "/v1/chat/completions", "method": "POST"}
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    (tmp_path / "input.jsonl").write_text(json.dumps({**line, "body": body}) + "\n")
     return tmp_path
 
 
