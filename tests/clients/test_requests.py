@@ -14,14 +14,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 
-from tests.support.client_requests import (
-    FILL,
-    FILLED,
-    REQUESTS,
-    USER,
-    ClientRequest,
-    function,
-)
+from tests.support.client_requests import FILL, FILLED, REQUESTS, USER, ClientRequest, function
 from tests.support.clients import client_of
 from tests.support.scripts import answering
 from trioserve.testing import ScriptedBackend

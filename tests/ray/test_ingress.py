@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from tests.server.test_keys import table
-from tests.support.ray_replicas import (
-    AbsentError,
-    LostError,
-    Received,
-    Replicas,
-    ask,
-    ingress_of,
-)
+from tests.support.ray_replicas import AbsentError, LostError, Received, Replicas, ask, ingress_of
 from tests.support.scripts import answering, endless
 from trioserve.config import Config
 from trioserve.ray import replicas as module, service

@@ -11,14 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.support.ray_replicas import hint_of
-from trioserve.ray.prefix_affinity import (
-    LONGEST,
-    MOST,
-    ROOM,
-    SHORTEST,
-    PrefixAffinity,
-    RoutingHint,
-)
+from trioserve.ray.prefix_affinity import LONGEST, MOST, ROOM, SHORTEST, PrefixAffinity, RoutingHint
 
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are terse. " * 100}

@@ -23,11 +23,7 @@ from trioserve.chat.template.render import ChatTemplate
 from trioserve.children.frames import FrameError
 from trioserve.children.reports import Report
 from trioserve.config import Config
-from trioserve.errors import (
-    InvalidRequestError,
-    TrioServeError,
-    UnsupportedFieldError,
-)
+from trioserve.errors import InvalidRequestError, TrioServeError, UnsupportedFieldError
 from trioserve.server.adapters import AdapterNames
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.text import ChatOpening

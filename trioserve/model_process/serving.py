@@ -46,11 +46,7 @@ from trioserve.model_process.questions import question_named
 from trioserve.server.generation.text import ChatOpening
 from trioserve.server.server import Server
 from trioserve.server.stream import Stream
-from trioserve.server.transcription.transcript import (
-    Summary,
-    TranscriptEvent,
-    TranscriptStream,
-)
+from trioserve.server.transcription.transcript import Summary, TranscriptEvent, TranscriptStream
 from trioserve.types import Chunk, Event, Failed, Finished, Progress
 
 _log = get_logger("trioserve.child")

@@ -21,12 +21,7 @@ import trio
 from trioserve.children.frames import FrameError, send
 from trioserve.children.reports import Report, Usage
 from trioserve.config import Config
-from trioserve.errors import (
-    ModelFailedError,
-    ModelProcessError,
-    TrioServeError,
-    UnknownModelError,
-)
+from trioserve.errors import ModelFailedError, ModelProcessError, TrioServeError, UnknownModelError
 from trioserve.log import get_logger
 from trioserve.model_process.connection import Connection, converse
 from trioserve.model_process.messages import Introduced

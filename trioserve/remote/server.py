@@ -28,11 +28,7 @@ from trioserve.chat.deltas import (
 )
 from trioserve.chat.messages import Audio, text_part
 from trioserve.concurrency import EnteredOnce
-from trioserve.errors import (
-    InvalidMediaError,
-    UnavailableError,
-    UnsupportedFieldError,
-)
+from trioserve.errors import InvalidMediaError, UnavailableError, UnsupportedFieldError
 from trioserve.remote import answers
 from trioserve.remote.answers import AnswerEvent, CompletionEvent, Ending
 from trioserve.remote.client import ServerClient, ServerEvents, connected_to, read_json

@@ -20,24 +20,12 @@ from trioserve.children.child import Child, how
 from trioserve.children.frames import FrameError
 from trioserve.children.launch import Launcher
 from trioserve.children.lines import Lines
-from trioserve.children.reports import (
-    BESIDE,
-    ESTIMATE,
-    Estimated,
-    Failed,
-    Logged,
-    Report,
-)
+from trioserve.children.reports import BESIDE, ESTIMATE, Estimated, Failed, Logged, Report
 from trioserve.concurrency import alongside
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.config.readers import unicode_name
-from trioserve.errors import (
-    ModelLoadError,
-    ModelProcessError,
-    ServerClosingError,
-    TrioServeError,
-)
+from trioserve.errors import ModelLoadError, ModelProcessError, ServerClosingError, TrioServeError
 from trioserve.log import get_logger
 from trioserve.model_process.connection import Connection, Line, ask, converse
 from trioserve.model_process.messages import Introduced

@@ -16,21 +16,9 @@ from trioserve.config import Config
 from trioserve.engine import EmbeddingEngine, Engine
 from trioserve.engine.backend import Vocab
 from trioserve.engine.loop import EngineLoop
-from trioserve.errors import (
-    ModelLoadError,
-    NotSupportedError,
-    ServerSleepingError,
-    TemplateError,
-)
+from trioserve.errors import ModelLoadError, NotSupportedError, ServerSleepingError, TemplateError
 from trioserve.llama.model import apply_chat_template
-from trioserve.types import (
-    FimTokens,
-    GenerationParams,
-    Grammar,
-    Modalities,
-    ModelInfo,
-    TokenId,
-)
+from trioserve.types import FimTokens, GenerationParams, Grammar, Modalities, ModelInfo, TokenId
 
 
 @attrs.frozen(kw_only=True)

@@ -11,11 +11,7 @@ from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import ScriptedLoader
 from tests.support.sleepers import n_loads, no_collection, wake
 from trioserve.config import Config
-from trioserve.errors import (
-    InvalidRequestError,
-    NotSupportedError,
-    ServerSleepingError,
-)
+from trioserve.errors import InvalidRequestError, NotSupportedError, ServerSleepingError
 from trioserve.server import Server
 from trioserve.server.limits.memory import release_memory
 from trioserve.testing import ScriptedBackend, stepping

@@ -19,11 +19,7 @@ from tests.support.waiting import patiently
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
 from trioserve.engine.loop import EngineLoop, Inbox
-from trioserve.errors import (
-    ConfigError,
-    ModelLoadError,
-    ServerClosingError,
-)
+from trioserve.errors import ConfigError, ModelLoadError, ServerClosingError
 from trioserve.server import Server
 from trioserve.server.lifecycle.engine import in_thread
 from trioserve.testing import ScriptedBackend, scripted

@@ -18,12 +18,7 @@ from tests.support.scripted_server import ScriptedLoader, assert_at_rest, read
 from tests.support.sleepers import falling_awake, n_loads, no_collection, until, wake
 from trioserve.concurrency import Phase
 from trioserve.config import Config
-from trioserve.errors import (
-    ConfigError,
-    EngineError,
-    InvalidRequestError,
-    ServerClosingError,
-)
+from trioserve.errors import ConfigError, EngineError, InvalidRequestError, ServerClosingError
 from trioserve.server import RequestContext, Server
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.testing import ScriptedBackend, stepping

@@ -10,12 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.support.cancellation import CancelAtStep
 from tests.support.scripted_server import ScriptedLoader, assert_at_rest, complete_within
 from tests.support.sleepers import cancel_when_blocked, falling_awake, n_loads, no_collection, wake
-from trioserve.errors import (
-    DeadlineExceededError,
-    ModelLoadError,
-    QueueFullError,
-    TrioServeError,
-)
+from trioserve.errors import DeadlineExceededError, ModelLoadError, QueueFullError, TrioServeError
 from trioserve.server.lifecycle.sleep import ServerState
 
 __all__ = ["no_collection"]

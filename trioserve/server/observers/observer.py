@@ -22,14 +22,7 @@ from trioserve.errors import TrioServeError, first_error
 from trioserve.log import get_logger
 from trioserve.server.context import RequestContext
 from trioserve.server.stream import Stream
-from trioserve.types import (
-    CancelReason,
-    EmbeddingTask,
-    FinishReason,
-    StepRecord,
-    Task,
-    Timings,
-)
+from trioserve.types import CancelReason, EmbeddingTask, FinishReason, StepRecord, Task, Timings
 
 #: How a tool call ended: with a result; with an error as the result; refused; stopped by a user;
 #: cancelled with its request.

@@ -29,11 +29,7 @@ from trioserve.chat.template.render import ChatTemplate
 from trioserve.chat.template.sandbox import Limits, OutOfTimeError
 from trioserve.concurrency import check_cancelled
 from trioserve.engine.backend import Vocab
-from trioserve.errors import (
-    ConfigError,
-    ContextLengthExceededError,
-    InvalidRequestError,
-)
+from trioserve.errors import ConfigError, ContextLengthExceededError, InvalidRequestError
 from trioserve.fair_limiter import SMALL, Workers
 from trioserve.log import get_logger
 from trioserve.server.limits.memory import MemoryReservation

@@ -17,11 +17,7 @@ import trioserve.media
 from trioserve.children.child import INSIDE, Child, how
 from trioserve.children.frames import FrameError, FrameStream
 from trioserve.concurrency import Gate
-from trioserve.errors import (
-    InvalidRequestError,
-    TranscriberError,
-    UnsupportedFieldError,
-)
+from trioserve.errors import InvalidRequestError, TranscriberError, UnsupportedFieldError
 from trioserve.fair_limiter import FairLimiter
 from trioserve.server.context import RequestContext
 from trioserve.server.transcription.transcript import (
