@@ -124,7 +124,6 @@ from .server.keywords import (
     CompletionFields as CompletionFields,
     ContextFields as ContextFields,
     RenderFields as RenderFields,
-    RunFields as RunFields,
     TranscriptionFields as TranscriptionFields,
 )
 from .server.observers.observer import (
@@ -153,6 +152,7 @@ from .server.runs.events import (
 )
 from .server.runs.params import (
     AnyTool as AnyTool,
+    RunFields as RunFields,
     RunParams as RunParams,
 )
 from .server.runs.run import (

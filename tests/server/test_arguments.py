@@ -21,10 +21,9 @@ from trioserve.server.keywords import (
     CompletionFields,
     ContextFields,
     RenderFields,
-    RunFields,
     TranscriptionFields,
 )
-from trioserve.server.runs.params import RunParams
+from trioserve.server.runs.params import RunFields, RunParams
 from trioserve.server.stream import read_all
 from trioserve.server.transcription.transcript import TranscriptionParams
 from trioserve.testing import ScriptedBackend, scripted, stepping

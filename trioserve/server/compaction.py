@@ -37,8 +37,8 @@ from trioserve.errors import (
 )
 from trioserve.server.context import RequestContext
 from trioserve.server.dispatch import Mailbox
-from trioserve.server.model_server import ModelServer
 from trioserve.server.stream import ChatChunk, ChatStream
+from trioserve.server.text_server import TextServer
 from trioserve.types import Finished, GenerationParams, Progress, Timings, TokenId
 
 #: The most tokens of a summary; also an eighth of the context.
@@ -119,14 +119,14 @@ class Compacted:
 CompactedEvent: TypeAlias = Compacting | Compacted | Progress | ChatChunk | Finished
 
 
-def limit_of(server: ModelServer, params: GenerationParams, threshold: int | None = None) -> int:
+def limit_of(server: TextServer, params: GenerationParams, threshold: int | None = None) -> int:
     """The most tokens of a prompt: a threshold, or those that leave room for an answer."""
     n_ctx = server.model.n_ctx_seq
     room = n_ctx // 4 if params.max_tokens < 0 else min(params.max_tokens, n_ctx // 4)
     return n_ctx - room if threshold is None else min(threshold, n_ctx - room)
 
 
-async def length_of(server: ModelServer, messages: Sequence[Message], chat: ChatParams) -> float:
+async def length_of(server: TextServer, messages: Sequence[Message], chat: ChatParams) -> float:
     """The tokens of a chat's prompt; infinite: more than the context has."""
     try:
         return len(await server.chat_prompt(Messages(messages), chat))
@@ -141,7 +141,7 @@ async def length_of(server: ModelServer, messages: Sequence[Message], chat: Chat
 class _Compactor:
     """Compacts one conversation."""
 
-    server: ModelServer
+    server: TextServer
     params: GenerationParams  # of the answer
     chat: ChatParams  # likewise
     context: RequestContext
@@ -309,7 +309,7 @@ _PER_FILE = 256
 
 async def open_fitting(
     enter: Callable[[AbstractAsyncContextManager[list[ChatStream]]], Awaitable[list[ChatStream]]],
-    server: ModelServer,
+    server: TextServer,
     messages: Messages,
     params: GenerationParams,
     chat: ChatParams,
@@ -319,7 +319,7 @@ async def open_fitting(
 ) -> ChatStream:
     """Open the answer to a chat. With `truncates`, the oldest messages of one that does not fit go.
 
-    `enter` enters the block of the answer. Raises as `ModelServer.stream_chats`.
+    `enter` enters the block of the answer. Raises as `TextServer.stream_chats`.
     """
     try:
         (stream,) = await enter(server.stream_chats(messages, params, chat, context=context))
@@ -332,7 +332,7 @@ async def open_fitting(
 
 
 async def truncated(
-    server: ModelServer, messages: Messages, params: GenerationParams, chat: ChatParams
+    server: TextServer, messages: Messages, params: GenerationParams, chat: ChatParams
 ) -> Messages:
     """Drop the oldest messages, so that a prompt leaves room for an answer.
 
@@ -375,7 +375,7 @@ class CompactedChat(Feed[CompactedEvent]):
 
 @asynccontextmanager
 async def stream_compacted(
-    server: ModelServer,
+    server: TextServer,
     messages: Messages,
     params: GenerationParams,
     chat: ChatParams,

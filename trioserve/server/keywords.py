@@ -12,7 +12,6 @@ from typing import Any, TypedDict
 
 from trioserve.chat.params import ChatParams, ContinueFinalMessage, ToolChoice
 from trioserve.server.context import ANYONE, RequestContext, refuse, take
-from trioserve.server.runs.params import Approval
 from trioserve.types import Grammar, TokenId
 
 
@@ -103,15 +102,6 @@ class RenderFields(TemplateFields, total=False):
 
 class ChatFields(CompletionFields, RenderFields, total=False):
     """The fields of a chat."""
-
-
-class RunFields(CompletionFields, TemplateFields, total=False):
-    """The fields of each answer of a run, and those of `RunParams`."""
-
-    max_steps: int | None
-    approve: Approval
-    cwd: str | None
-    runtime: str | None
 
 
 class TranscriptionFields(ContextFields, total=False):

@@ -18,11 +18,10 @@ from trioserve.api.base.fields import MismatchError
 from trioserve.api.base.readers import seconds
 from trioserve.config.keys import Key, check_model
 from trioserve.errors import InvalidRequestError, PermissionDeniedError
-from trioserve.server.context import ANYONE, RequestContext
+from trioserve.server.context import ANYONE, RequestContext, Tally
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.limits.rates import Remaining
 from trioserve.server.model_server import ModelServer
-from trioserve.server.tally import Tally
 from trioserve.types import CancelReason
 
 _T = TypeVar("_T")

@@ -28,9 +28,9 @@ from trioserve.errors import (
 )
 from trioserve.left_out import leave_out
 from trioserve.log import get_logger
-from trioserve.server.adapters import LoadedAdapters
 from trioserve.server.context import ANYONE, RequestContext
 from trioserve.server.generation.requests import ServerResources
+from trioserve.server.lifecycle.adapters import LoadedAdapters
 from trioserve.server.lifecycle.engine import Driver, Health, Loader, running_engine
 from trioserve.server.lifecycle.services import EngineServices
 from trioserve.server.limits.memory import release_memory
@@ -89,7 +89,12 @@ class ModelLifecycle:
         self._status = EngineStatus(slots=(), waiting=())  # counts the work of all earlier engines
         self._scales: dict[str, float] | None = None  # the scales of its adapters
         #: The LoRA adapters by name.
-        self.adapters = LoadedAdapters(self._resources.config, self)
+        self.adapters = LoadedAdapters(
+            self._resources.config,
+            lambda: self.model.names,
+            lambda: self.services,
+            self._use_admitted,
+        )
 
     def open(self) -> None:
         """Note that `Server` has entered its block."""
@@ -340,6 +345,12 @@ class ModelLifecycle:
                 self._keep(context.client, context.keep_alive)
             yield self.services
 
+    @asynccontextmanager
+    async def _use_admitted(self, context: RequestContext) -> AsyncIterator[EngineServices]:
+        with self.gate.open():
+            async with self.use(context, LoadedModel.check_generates) as services:
+                yield services
+
     def _keep(self, client: str, keep_alive: float) -> None:
         """Set for how long the idle model stays. A key that may not manage can only prolong it."""
         keys = self._resources.keys
@@ -353,9 +364,8 @@ class ModelLifecycle:
     async def _until_ready(self) -> None:
         """Have the model loaded, and wait for that in the order of arrival."""
         self._check_open()
-        if (
-            self.gate.phase.value is not Phase.OPEN
-        ):  # also for what has begun: no engine starts any more
+        # Also for work that has begun: no engine starts any more.
+        if self.gate.phase.value is not Phase.OPEN:
             raise ServerClosingError
         n_waiting, config = self._start.n_open.value, self._resources.config
         if n_waiting >= config.max_queue + config.parallel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import trio
@@ -50,11 +50,9 @@ from trioserve.server.runs.events import (
 from trioserve.server.runs.params import AnyTool, RunParams, RunTools, tools_of
 from trioserve.server.runs.run import AgentRun, Decision
 from trioserve.server.stream import ChatStream
+from trioserve.server.text_server import TextServer
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 from trioserve.types import FinishReason, GenerationParams, Timings
-
-if TYPE_CHECKING:
-    from trioserve.server.model_server import ModelServer
 
 #: A high estimate of the characters in a token. Longer text is cut before it is tokenized.
 _MAX_CHARS = 16
@@ -68,7 +66,7 @@ _STOPPED = "A person has stopped this call. What it had done until then may stay
 _NOTE = 24
 
 
-async def fit(text: str, n_tokens: int, server: ModelServer) -> str:
+async def fit(text: str, n_tokens: int, server: TextServer) -> str:
     """Cut a text to a number of tokens and append a note, or return it unchanged if it fits."""
     head = text[: max(0, n_tokens) * _MAX_CHARS]
     head = head.encode("utf-8", "replace").decode()  # half of a pair cannot be tokenized
@@ -118,7 +116,7 @@ class Asked:
 class AgentLoop:
     """The loop of one run: generate, call tools, repeat."""
 
-    _server: ModelServer  # generates the answers
+    _server: TextServer  # generates the answers
     _messages: Messages  # the chat
     _asked: Asked
     _tools: RunTools  # that the model may call
@@ -377,7 +375,7 @@ def check_chat(chat: ChatParams, config: Config, model: LoadedModel) -> None:
 
 @asynccontextmanager
 async def open_run(
-    server: ModelServer,
+    server: TextServer,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[AnyTool] | None,
     asked: Asked,

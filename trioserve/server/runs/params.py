@@ -11,6 +11,7 @@ import attrs
 from trioserve.chat.params import name_of
 from trioserve.errors import InvalidRequestError
 from trioserve.left_out import leave_out
+from trioserve.server.keywords import CompletionFields, TemplateFields
 from trioserve.server.runs.events import RunCall
 from trioserve.tools.functions import tool_of
 from trioserve.tools.registry import ToolRegistry, select
@@ -57,6 +58,15 @@ class RunParams:
     def place(self) -> ToolCallContext:
         """The context for calls of its tools."""
         return ToolCallContext(cwd=self.cwd, runtime=self.runtime)
+
+
+class RunFields(CompletionFields, TemplateFields, total=False):
+    """The fields of each answer of a run, and those of `RunParams`."""
+
+    max_steps: int | None
+    approve: Approval
+    cwd: str | None
+    runtime: str | None
 
 
 #: A tool, a Python function, or the name of a configured tool.
