@@ -350,11 +350,7 @@ export interface Activity {
 }
 
 /** Where chats are kept: in the browser's database, or nowhere. */
-export interface StorageStatus {
-  state: "kept" | "memory" | "full";
-  /** A sentence for people; empty when all is well. */
-  message: string;
-}
+export type StorageStatus = "kept" | "memory" | "full";
 
 /** What can be done within a transaction. Await nothing else in it, or it ends. */
 export interface Transaction {

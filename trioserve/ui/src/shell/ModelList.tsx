@@ -9,9 +9,8 @@ import { models } from "../state/server";
 import { settings } from "../state/settings";
 import type { Model } from "../types";
 import { t } from "../words";
-import { modelName } from "./format";
+import { describe, modelName } from "./format";
 import { ModelActions, Senses } from "./ModelActions";
-import { describe } from "./ModelMenu";
 import { attempt, say } from "./toasts";
 import { overlay, type Overlay } from "./view";
 

@@ -5,7 +5,7 @@ import { chosenModel } from "../state/choice";
 import { models, props } from "../state/server";
 import type { Model } from "../types";
 import { t } from "../words";
-import { bytes, contextSize, modelName, percent, short } from "./format";
+import { describe, modelName } from "./format";
 import { later } from "./later";
 import { Popover } from "./Popover";
 
@@ -43,25 +43,4 @@ export function ModelMenu(): VNode | null {
       {(close) => <ModelList current={current} isRouter={isRouter} close={close} />}
     </Popover>
   );
-}
-
-/** What is known of a model, in a line. */
-export function describe(model: Model): string {
-  const states: Record<string, string> = {
-    unloaded: t("not loaded"),
-    downloading: t("is being downloaded"),
-    loading: t("is loading"),
-    sleeping: t("sleeps"),
-  };
-  const share = model.progress === undefined ? "" : `, ${percent(model.progress)}`;
-  const state = states[model.status];
-  return [
-    model.toy && t("toy model"),
-    model.failed ? t("has failed") : state && state + share,
-    model.parameters > 0 && t("{number} parameters", { number: short(model.parameters) }),
-    model.size > 0 && bytes(model.size),
-    model.contextSize > 0 && t("{size} context", { size: contextSize(model.contextSize) }),
-  ]
-    .filter(Boolean)
-    .join(" · ");
 }

@@ -4,7 +4,7 @@ import { useEffect } from "preact/hooks";
 
 import { retryNow, server } from "../state/server";
 import { storage } from "../state/storage";
-import type { ServerState } from "../types";
+import type { ServerState, StorageStatus } from "../types";
 import { t, type Text } from "../words";
 import { ContextNotice } from "./ContextNotice";
 import { KeyField } from "./KeyField";
@@ -17,10 +17,20 @@ export function Notices(): VNode {
     <div class="notices" role="status">
       <ServerNotice />
       <ModelNotice />
-      {storage.value.state !== "kept" && <Notice icon="alert" about={storage.value.message}>{storage.value.message}</Notice>}
+      <StorageNotice />
       <ContextNotice />
     </div>
   );
+}
+
+const unkept: Partial<Record<StorageStatus, Text>> = {
+  memory: "This browser window keeps no data: chats are gone when it is closed.",
+  full: "The browser’s storage is full: what is new is not kept. Export or delete some chats.",
+};
+
+function StorageNotice(): VNode | null {
+  const text = unkept[storage.value];
+  return text ? <Notice icon="alert" about={t(text)}>{t(text)}</Notice> : null;
 }
 
 const words: Partial<Record<ServerState, Text>> = {

@@ -4,8 +4,8 @@ import { openChat, setChat } from "../state/chats";
 import { server } from "../state/server";
 import { presets } from "../state/settings";
 import { t } from "../words";
-import { modelName } from "./format";
-import { currentModel, describe } from "./ModelMenu";
+import { describe, modelName } from "./format";
+import { currentModel } from "./ModelMenu";
 import { attempt } from "./toasts";
 import { Toy } from "./Toy";
 

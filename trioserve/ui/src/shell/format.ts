@@ -2,6 +2,7 @@
 
 import { computed } from "@preact/signals";
 
+import type { Model } from "../types";
 import { language, several, t } from "../words";
 
 const whole = computed(() => new Intl.NumberFormat(language.value));
@@ -83,4 +84,25 @@ export function modelName(id: string): string {
 /** A text in quotes, in which it stays: one that runs from right to left turns nothing beside it. */
 export function quoted(text: string): string {
   return `“\u2068${text}\u2069”`;
+}
+
+/** The properties of a model, in a line. */
+export function describe(model: Model): string {
+  const states: Record<string, string> = {
+    unloaded: t("not loaded"),
+    downloading: t("is being downloaded"),
+    loading: t("is loading"),
+    sleeping: t("sleeps"),
+  };
+  const share = model.progress === undefined ? "" : `, ${percent(model.progress)}`;
+  const state = states[model.status];
+  return [
+    model.toy && t("toy model"),
+    model.failed ? t("has failed") : state && state + share,
+    model.parameters > 0 && t("{number} parameters", { number: short(model.parameters) }),
+    model.size > 0 && bytes(model.size),
+    model.contextSize > 0 && t("{size} context", { size: contextSize(model.contextSize) }),
+  ]
+    .filter(Boolean)
+    .join(" · ");
 }

@@ -1,1 +1,0 @@
-import{c as a,d as b}from"./chunk-ED6UH6YX.js";import"./chunk-UMND5DPI.js";import"./chunk-TJAY63E7.js";import"./chunk-C5L5DXWH.js";import"./chunk-I6BKKPG2.js";import"./chunk-S52L5BKK.js";import"./chunk-JYLKPW3I.js";import"./chunk-BULEUPBY.js";import"./chunk-XFYN6ZYL.js";import"./chunk-FNTOBCJD.js";import"./chunk-IB3OMPMT.js";export{a as Models,b as fits};
