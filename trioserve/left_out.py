@@ -17,12 +17,7 @@ _MAX_LOGGED = 1000
 
 
 def leave_out(what: str, why: str) -> None:
-    """Log that something in requests is left out, if it was not logged before.
-
-    Args:
-        what: the field, the tool, the part of a message.
-        why: what happens instead.
-    """
+    """Log that something in requests is left out, if it was not logged before."""
     _once("left out of requests", what=_PLACES.sub("[]", f"{what:.200}"), why=why)
 
 

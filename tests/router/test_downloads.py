@@ -90,7 +90,7 @@ async def running(**fields: Any) -> AsyncIterator[Running]:
     async with Fleet(catalog, launcher=ScriptedLauncher()) as jobs:  # type: ignore[arg-type]
         fleet = FakeFleet(catalog, jobs=jobs)
         downloads = Downloads(fleet, limit=2)  # type: ignore[arg-type]
-        yield Running(downloads, fleet, fleet.events)
+        yield Running(downloads, fleet, fleet.events.told)
 
 
 async def test_a_model_is_downloaded_once(fake: FakeHub) -> None:

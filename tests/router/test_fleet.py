@@ -309,7 +309,7 @@ async def test_an_unforeseen_error_fails_the_process_that_it_is_of_alone() -> No
 async def test_load_and_unload() -> None:
     launcher = ScriptedLauncher()
     async with fleet_of(launcher) as fleet:
-        with fleet.subscribe() as events:
+        with fleet.events.subscribe() as events:
             await fleet.load(A)
             with pytest.raises(InvalidRequestError, match="running already"):
                 await fleet.load(A)
@@ -369,7 +369,7 @@ async def test_a_reload_stops_what_has_changed_or_is_gone() -> None:
         Fleet(catalog, launcher=launcher) as fleet,  # type: ignore[arg-type]
         requests_of(fleet) as requests,
     ):
-        with fleet.subscribe() as events:
+        with fleet.events.subscribe() as events:
             for name in "abc":
                 (await requests.begin(name)).end()
             await wait_all_tasks_blocked()

@@ -155,7 +155,7 @@ async def test_requests_at_random_are_answered_by_the_right_models_and_memory_co
 
 async def unloaded(fleet: Fleet, entries: list[ModelEntry]) -> None:
     """Unload what runs, and wait until it has."""
-    with fleet.subscribe() as events:
+    with fleet.events.subscribe() as events:
         for one in entries:
             if fleet.state(one.name).pid is not None:
                 await fleet.unload(one)

@@ -68,8 +68,7 @@ class FakeFleet:
     changed: trio.Event = attrs.field(factory=trio.Event)
     users: list[str] = attrs.field(factory=list)
     calls: list[tuple[str, str]] = attrs.field(factory=list)
-    subscribers: list[Feed[FleetEvent]] = attrs.field(factory=list)
-    events: list[FleetEvent] = attrs.field(factory=list)
+    events: FakeEvents = attrs.field(factory=lambda: FakeEvents())
     jobs: Fleet | None = None
     on_usage: Callable[[str, Any], None] = lambda *_: None
 
@@ -147,8 +146,16 @@ class FakeFleet:
         assert self.jobs is not None
         self.jobs.begin(job, failed)
 
+
+@attrs.define
+class FakeEvents:
+    """The events that were told, and the feeds of subscribers, which a test fills."""
+
+    told: list[FleetEvent] = attrs.field(factory=list)
+    subscribers: list[Feed[FleetEvent]] = attrs.field(factory=list)
+
     def tell(self, event: FleetEvent) -> None:
-        self.events.append(event)
+        self.told.append(event)
 
     @contextmanager
     def subscribe(self) -> Iterator[Feed[FleetEvent]]:

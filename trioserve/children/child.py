@@ -53,11 +53,7 @@ class ChildError(Exception):
 
 
 class Fork:
-    """A child of this process that another one has forked, as a `subprocess.Popen`. Linux only.
-
-    Args:
-        pid: its number.
-    """
+    """A child of this process that another one has forked, as a `subprocess.Popen`. Linux only."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -120,7 +116,6 @@ class Child:
         """Start a program.
 
         Args:
-            command: the program and its arguments.
             env: all of its variables; None: those of this process.
             log: where its output goes, both what C and what Python writes. With `subprocess.PIPE`,
                 it can be read from the attribute.
@@ -147,7 +142,6 @@ class Child:
         """Send a frame. After an exception the process is of no more use.
 
         Args:
-            payload: of the frame.
             deadline: when it has to be sent, by `time.monotonic`.
 
         Raises:

@@ -33,11 +33,7 @@ def head(payload: bytes) -> bytes:
 
 
 class FrameReader:
-    """Finds the frames in what a socket gives. It reads nothing itself.
-
-    Args:
-        max_bytes: of a payload.
-    """
+    """Finds the frames in what a socket gives. It reads nothing itself."""
 
     def __init__(self, max_bytes: int = MAX_FRAME) -> None:
         self._max_bytes = max_bytes
@@ -110,7 +106,6 @@ class FrameStream:
     """Frames on a socket, for Trio. One task may send, and another receive.
 
     Args:
-        connection: the socket.
         max_bytes: of a payload that is received.
     """
 

@@ -25,9 +25,6 @@ class Parent:
     """The process that has started this one, at the other end of a socket.
 
     Several threads may send.
-
-    Args:
-        descriptor: of the socket.
     """
 
     def __init__(self, descriptor: int = 0) -> None:

@@ -117,7 +117,6 @@ async def open_launcher(
     """Give the best way to start processes with an environment, as long as a block lasts.
 
     Args:
-        environ: the environment.
         zygote: was forked from this process, with this environment; it ends with the block. None:
             one is started, where the system has forks that are safe.
     """
@@ -138,12 +137,7 @@ async def open_launcher(
 
 
 class Forks:
-    """Starts processes as forks of a zygote, and in another way once that has died.
-
-    Args:
-        zygote: a child of this process.
-        spawner: starts processes in the other way.
-    """
+    """Starts processes as forks of a zygote, and in another way once that has died."""
 
     def __init__(self, zygote: Child, spawner: Launcher) -> None:
         self._zygote: Child | None = zygote

@@ -63,12 +63,7 @@ class Lines:
 
 
 class LineReader:
-    """Reads lines from a stream of Trio.
-
-    Args:
-        stream: where they come from.
-        max_bytes: of a line.
-    """
+    """Reads lines from a stream of Trio."""
 
     def __init__(self, stream: trio.abc.ReceiveStream, max_bytes: float = math.inf) -> None:
         self._stream = stream

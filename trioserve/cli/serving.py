@@ -248,7 +248,7 @@ async def _until_loaded(fleet: Fleet, names: Sequence[str]) -> None:
     from trioserve.router.states import Status
 
     begun = (Status.LOADING, Status.DOWNLOADING)
-    with fleet.subscribe() as news:
+    with fleet.events.subscribe() as news:
         while any(fleet.state(name).value in begun for name in names):
             await anext(news)
 

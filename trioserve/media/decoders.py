@@ -32,12 +32,7 @@ _RETRY_AFTER = 5.0
 
 
 class Decoders:
-    """Decodes files in child processes. A process starts on demand, and stays for later files.
-
-    Args:
-        limits: of a file.
-        module: the program that decodes.
-    """
+    """Decodes files in child processes. A process starts on demand, and stays for later files."""
 
     def __init__(self, limits: MediaLimits, module: str = MEDIA_CHILD) -> None:
         self._limits, self._module = limits, module

@@ -119,7 +119,6 @@ class FetchRules:
     allows: ``files.internal=10.1.0.0/16``.
 
     Args:
-        entries: the hosts.
         flag: the flag that set them, for messages.
 
     Raises:
@@ -322,7 +321,6 @@ class Fetcher:
         """Download a file, with a limit on its time.
 
         Args:
-            url: the file's URL.
             count: called with the number of bytes as they arrive; an exception ends the transfer.
             check: raises for a target that may not be reached, also after a redirect.
 

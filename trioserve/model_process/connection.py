@@ -66,36 +66,22 @@ _MAX_ANSWER = 2**30
 
 @attrs.define
 class Known:
-    """What is known of a model in another process.
+    """What is known of a model in another process."""
 
-    Attributes:
-        model: once it has been loaded.
-        adapters: of the loaded model.
-        sleeping: whether the process has freed its memory.
-    """
-
-    model: LoadedModel | None = None
-    adapters: AdapterFacts | None = None
-    sleeping: bool = False
+    model: LoadedModel | None = None  # once it has been loaded
+    adapters: AdapterFacts | None = None  # of the loaded model
+    sleeping: bool = False  # whether the process has freed its memory
 
 
 @attrs.define(eq=False)
 class OpenCall:
-    """A call that was answered.
+    """A call that was answered."""
 
-    Attributes:
-        source: of the streams that it opens.
-        value: the answer.
-        mailboxes: of the tasks that it opened.
-        prompts: of each.
-        events: of a transcript.
-    """
-
-    source: Source
+    source: Source  # of the streams that it opens
     value: Any = None
-    mailboxes: list[Mailbox] = attrs.field(factory=list)
-    prompts: list[Prompt] = attrs.field(factory=list)
-    events: Feed[TranscriptEvent] = attrs.field(factory=Feed)
+    mailboxes: list[Mailbox] = attrs.field(factory=list)  # of the tasks that it opened
+    prompts: list[Prompt] = attrs.field(factory=list)  # of each
+    events: Feed[TranscriptEvent] = attrs.field(factory=Feed)  # of a transcript
     _answer: Feed[Any] = attrs.field(factory=Feed)
     _gives: Any = None
     _written: bytearray = attrs.field(factory=bytearray)
@@ -159,7 +145,7 @@ async def ask(
 ) -> _T:
     """Call a method, and return its result. Raises as `Line.open`."""
     async with line.open(method, *args, **kwargs) as call:
-        return cast(_T, question_of(method).read_answer(call.value))
+        return cast(_T, question_of(method).result.read(call.value))
 
 
 #: Bytes of the files and texts of a call above which it is written in a thread.
@@ -221,7 +207,7 @@ class Connection:
         payload = await offload(lambda: write(message), _size((args, kwargs)), _LONG)
         if self._error is not None:
             raise self._error.again()
-        call = self._calls[id_] = OpenCall(self, gives=question.answer)
+        call = self._calls[id_] = OpenCall(self, gives=question.result.type)
         self.outgoing.put(payload)
         has_ended = False
         try:
@@ -345,8 +331,6 @@ async def converse(
     """Send what a line has for its process, and take what that says, until it has ended.
 
     Args:
-        line: leads to the process.
-        connection: to it.
         learn: makes the model as it was introduced; may take long.
         told: called with reports.
 

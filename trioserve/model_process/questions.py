@@ -43,8 +43,8 @@ def _same(value: Any) -> Any:
 
 
 @attrs.frozen
-class _Form:
-    """How a value is sent: its type, and what makes it and reads it."""
+class Form:
+    """The form of a value that is sent: its type, its writer and its reader."""
 
     type: Any
     write: Callable[[Any], Any] = _same
@@ -75,15 +75,15 @@ def _tokens_in(sent: Any) -> Any:
 
 
 _ARGUMENTS = {
-    "prompts": _Form(list[SentPrompt], sent_prompts, prompts_in),
-    "inputs": _Form(str | list[SentPrompt], sent_prompts, prompts_in),
-    "prompt": _Form(SentPrompt, sent_prompt, prompt_in),
-    "tokens": _Form(list[int] | PromptFacts, _tokens, _tokens_in),
-    "messages": _Form(list[dict[str, Any]], list, messages_in),
-    "context": _Form(RequestContext, sent_context, context_in),
-    "chat": _Form(ChatParams, _plain),
-    "source": _Form(MediaPart, MediaPart.of, lambda sent: sent.source),
-    "biases": _Form(Any, _pairs, as_tuples),
+    "prompts": Form(list[SentPrompt], sent_prompts, prompts_in),
+    "inputs": Form(str | list[SentPrompt], sent_prompts, prompts_in),
+    "prompt": Form(SentPrompt, sent_prompt, prompt_in),
+    "tokens": Form(list[int] | PromptFacts, _tokens, _tokens_in),
+    "messages": Form(list[dict[str, Any]], list, messages_in),
+    "context": Form(RequestContext, sent_context, context_in),
+    "chat": Form(ChatParams, _plain),
+    "source": Form(MediaPart, MediaPart.of, lambda sent: sent.source),
+    "biases": Form(Any, _pairs, as_tuples),
 }
 
 
@@ -102,9 +102,9 @@ class _CountedFacts(Struct, frozen=True):
         return Counted(lambda: self.left, error if isinstance(error, RateLimitError) else None)
 
 
-_RESULTS: dict[Any, _Form] = {
-    Prompt: _Form(PromptFacts, PromptFacts.of, lambda facts: facts.prompt),
-    Counted: _Form(_CountedFacts, _CountedFacts.of, lambda facts: facts.counted),
+_RESULTS: dict[Any, Form] = {
+    Prompt: Form(PromptFacts, PromptFacts.of, lambda facts: facts.prompt),
+    Counted: Form(_CountedFacts, _CountedFacts.of, lambda facts: facts.counted),
 }
 
 #: What methods answer whose result lasts, as a stream does.
@@ -126,6 +126,7 @@ class Question:
         name: of the method.
         lasts: whether its result lasts until the call is cancelled.
         adapts: whether it changes the LoRA adapters.
+        result: its form, or that of the facts about a result that lasts.
     """
 
     def __init__(self, method: Callable[..., Any]) -> None:
@@ -136,16 +137,14 @@ class Question:
         kinds = self._signature.parameters.values()
         names = [each.name for each in kinds if each.kind is not each.VAR_KEYWORD][1:]
         self._has_fields = len(names) + 1 < len(kinds)
-        self._forms = {each: _ARGUMENTS.get(each, _Form(hints[each])) for each in names}
+        self._forms = {each: _ARGUMENTS.get(each, Form(hints[each])) for each in names}
         fields = [(each, form.type) for each, form in self._forms.items()]
         self._fields = msgspec.defstruct(self.name, fields, array_like=True)
         gives = _LASTING[method] if self.lasts else hints["return"]
-        self._result = _RESULTS.get(gives, _Form(gives))
-
-    # -- in the app
+        self.result = _RESULTS.get(gives, Form(gives))
 
     def ask(self, *args: Any, **kwargs: Any) -> Struct:
-        """Write the arguments of a call."""
+        """Write the arguments of a call, in the app."""
         bound = self._signature.bind(None, *args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
@@ -156,25 +155,10 @@ class Question:
                 given["chat"] = only_chat(fields, given["chat"])
         return self._fields(*(form.write(given[each]) for each, form in self._forms.items()))
 
-    @property
-    def answer(self) -> Any:
-        """The type of the answer as it is sent."""
-        return self._result.type
-
-    def read_answer(self, answer: Any) -> Any:
-        """Make the result of an answer."""
-        return self._result.read(answer)
-
-    # -- in the process
-
     def read(self, fields: Raw) -> dict[str, Any]:
-        """Read the arguments of a call."""
+        """Read the arguments of a call, in the process."""
         given = msgspec.msgpack.decode(fields, type=self._fields)
         return {each: form.read(getattr(given, each)) for each, form in self._forms.items()}
-
-    def write_answer(self, result: Any) -> Any:
-        """Write a result, or the facts about one that lasts."""
-        return self._result.write(result)
 
 
 @cache

@@ -19,7 +19,7 @@ from trioserve.fair_limiter import offload
 from trioserve.model_process.connection import Line, OpenCall, ask
 from trioserve.model_process.questions import as_tuples
 from trioserve.server.adapters import AdapterNames, AdapterScales
-from trioserve.server.context import ANYONE, RequestContext
+from trioserve.server.context import ANYONE, RequestContext, Tally
 from trioserve.server.generation.requests import Queue
 from trioserve.server.generation.text import ChatOpening
 from trioserve.server.keywords import ContextFields, RenderFields, only_chat, only_context
@@ -89,10 +89,7 @@ class ChildServer(ModelServer):
 
     Args:
         line: leads to the process.
-        config: of the model.
         tools: that runs may use.
-        memory: the budget of what requests hold in this process.
-        observers: of the runs.
         client: of requests that name none.
 
     Attributes:
@@ -155,6 +152,7 @@ class ChildServer(ModelServer):
     @contextmanager
     def _streams(self, call: OpenCall, context: RequestContext) -> Iterator[list[Stream]]:
         """Make the streams of the tasks that a call has opened."""
+        tally = context.tally or Tally()
         with self.memory.hold(context.client) as held:
             streams: list[Stream] = []
             try:
@@ -163,13 +161,8 @@ class ChildServer(ModelServer):
                     streams.append(Stream(prompt, mailbox, call.source, held))
                 yield streams
             finally:
-                self._count(context, streams)
-
-    def _count(self, context: RequestContext, streams: Sequence[Stream]) -> None:
-        """Add streams that have ended or are left to what their request came to."""
-        if context.tally is not None:
-            for each in streams:
-                context.tally.add(self.model.info.name, each)
+                for each in streams:
+                    tally.add(self.model.info.name, each)
 
     async def read_media(
         self, messages: Messages, hold: MemoryReservation, context: RequestContext

@@ -84,7 +84,6 @@ class Outbox:
     While the app does not read, it takes nothing: mailboxes fill, and their tasks are paused.
 
     Args:
-        parent: the socket.
         wait_sent: waits until it has taken all.
     """
 
@@ -325,7 +324,7 @@ class ModelProcess:
             async with result as opened:
                 await self._go_on(call.id, opened)
             return
-        answer = question.write_answer(await result)
+        answer = question.result.write(await result)
         if question.adapts:
             adapted = Adapted(AdapterFacts.of(self.server.adapters))
             for outbox in self.outboxes:

@@ -39,19 +39,13 @@ _STREAM, _LOOKUP = "/v1/stream", "/v1/streams/lookup"
 
 @attrs.frozen(kw_only=True)
 class Peers:
-    """The ingresses of an application, this one among them.
+    """The ingresses of an application, this one among them."""
 
-    Attributes:
-        name: of this one.
-        names: gives those of all, as far as they are known.
-        call: has the one of a name answer. None may ask itself: Ray may lose the end of that.
-        lost: the exceptions when it is lost.
-    """
-
-    name: str
-    names: Callable[[], Awaitable[Sequence[str]]]
+    name: str  # of this one
+    names: Callable[[], Awaitable[Sequence[str]]]  # gives those of all, as far as they are known
+    #: Has the one of a name answer. None may ask itself: Ray may lose the end of that.
     call: Callable[[Message, bytes, str], AsyncIterator[Message]]
-    lost: tuple[type[Exception], ...]
+    lost: tuple[type[Exception], ...]  # the exceptions when it is lost
     _homes: PrefixAffinity = attrs.field(factory=PrefixAffinity)
 
     async def home_of(self, key: str) -> str:
@@ -62,14 +56,7 @@ class Peers:
 
 
 class Ingress:
-    """The ASGI application of an ingress, on the event loop of asyncio.
-
-    Args:
-        make_app: makes the app, which runs on Trio.
-        peers: of this ingress; none: it cannot ask them.
-        max_body: bytes of a body.
-        is_single: whether there are no others.
-    """
+    """The ASGI application of an ingress, on the event loop of asyncio."""
 
     def __init__(
         self,

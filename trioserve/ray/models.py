@@ -94,13 +94,6 @@ def read_models(
 ) -> tuple[Served, ...]:
     """Check the models of an application, and the settings for all of them.
 
-    Args:
-        models: by name.
-        settings: for all of them; those of a model win.
-        environ: variables, over which both win.
-        replicas: how many each gets that sets no number.
-        autoscaling: the same.
-
     Raises:
         ConfigError: a value cannot be used; the message names it and its place.
     """

@@ -65,7 +65,6 @@ class Replica:
     """The deployment of one model. It ends with its process, and that ends with it.
 
     Args:
-        config: of its server.
         host: where it takes connections; none: at the address of its machine.
 
     Raises:

@@ -92,26 +92,17 @@ class Response(Protocol):
 
 @attrs.frozen(kw_only=True)
 class ModelTarget:
-    """A model, as an ingress knows it, and the exceptions of Ray that a call of it may raise.
-
-    Attributes:
-        name: its name.
-        aliases: its other names.
-        config: of its servers.
-        is_single: whether it never has more than one replica.
-        call: takes a lease of the replica that Serve's router chooses, for the ingress of a name.
-        lost: the exceptions when the replica is lost.
-        absent: those when there will be none.
-        replicas: gives the names of the replicas, as far as they are known.
-    """
+    """A model, as an ingress knows it, and the exceptions of Ray that a call of it may raise."""
 
     name: str
     aliases: tuple[str, ...] = ()
-    config: Config
-    is_single: bool
+    config: Config  # of its servers
+    is_single: bool  # whether it never has more than one replica
+    #: Takes a lease of the replica that Serve's router chooses, for the ingress of a name.
     call: Callable[[RoutingHint, str], Response]
-    lost: tuple[type[Exception], ...]
-    absent: tuple[type[Exception], ...]
+    lost: tuple[type[Exception], ...]  # the exceptions when the replica is lost
+    absent: tuple[type[Exception], ...]  # those when there will be none
+    #: Gives the names of the replicas, as far as they are known.
     replicas: Callable[[], Sequence[str]]
 
 
@@ -128,9 +119,6 @@ class Replicas:
     """The replicas of all models of an application.
 
     Args:
-        guest: leads to Serve.
-        ingress: the name of this one.
-        targets: the models.
         patience: seconds that a request waits for a replica to take it.
     """
 
@@ -178,11 +166,6 @@ class Replicas:
         self, target: ModelTarget, hint: RoutingHint, patience: float | None = None
     ) -> AsyncIterator[Connection]:
         """Have a replica for the length of a block.
-
-        Args:
-            target: the model.
-            hint: for the router of requests.
-            patience: seconds in which a replica has to take the request; none: the common number.
 
         Raises:
             NoReplicaError: none has.

@@ -70,12 +70,7 @@ _ANY = RoutingHint()
 
 
 class RayState(Lender):
-    """Answers with replicas.
-
-    Args:
-        config: the settings for clients that do not depend on the model.
-        replicas: lends them.
-    """
+    """Answers with replicas."""
 
     def __init__(self, config: Config, replicas: Replicas) -> None:
         super().__init__(config, (RequestLog(),))

@@ -110,10 +110,6 @@ Send: TypeAlias = Callable[[Request], AbstractAsyncContextManager[ServerAnswer]]
 class ServerClient:
     """Sends requests to a server, and reads its answers. Cancelling a call cancels its work.
 
-    Args:
-        send: reaches the server.
-        name: of the server in errors.
-
     Attributes:
         name: the same.
     """
@@ -368,10 +364,8 @@ async def connected_to(
     TLS is verified, and no redirect is followed.
 
     Args:
-        url: its address.
         socket_path: the Unix socket that it listens on, if it does.
         api_key: of it, if it has any.
-        headers: that go with each request.
         timeouts: in seconds, by what they are for, in place of the usual ones.
         hint: what to do if it cannot be reached.
         n_kept: connections that stay open for the next requests.

@@ -68,20 +68,13 @@ async def ask_live(line: Line) -> None:
 
 @attrs.frozen(kw_only=True)
 class HealthCheck:
-    """How a process is watched. Times are in seconds.
+    """How a process is watched. Times are in seconds."""
 
-    Attributes:
-        start_timeout: seconds until its first report.
-        interval: between two questions whether it lives.
-        answer_timeout: in which it has to answer one.
-        max_missed: this many in a row without a good answer are too many.
-        ask: asks a process; raises TrioServeError if it is not well.
-    """
-
-    start_timeout: float = 120.0
-    interval: float = 5.0
-    answer_timeout: float = 10.0
-    max_missed: int = 2
+    start_timeout: float = 120.0  # seconds until its first report
+    interval: float = 5.0  # between two questions whether it lives
+    answer_timeout: float = 10.0  # in which it has to answer one
+    max_missed: int = 2  # this many in a row without a good answer are too many
+    #: Asks a process; raises TrioServeError if it is not well.
     ask: Callable[[Line], Awaitable[None]] = ask_live
 
 
@@ -130,8 +123,6 @@ class ModelChild(Instance):
         """Start the process, and stay with it until it has ended. When cancelled, it is killed.
 
         Args:
-            launcher: starts it.
-            argv: its arguments.
             told: called with its reports, and with None as soon as it says no more or has ended.
 
         Raises:
@@ -316,8 +307,6 @@ async def estimate(launcher: Launcher, entry: ModelEntry, others: int | None = N
     """Estimate in a separate process how many bytes of memory a model would need.
 
     Args:
-        launcher: starts the process.
-        entry: the model.
         others: bytes of RAM that the other models would free: what the model needs is then what it
             would choose without them. None: llama.cpp's estimate of all its memory.
 

@@ -46,7 +46,6 @@ class Downloads:
 
     Args:
         fleet: runs the downloads, and rescans and announces models when one was added or removed.
-        token: authenticates at the hub; None: that of the environment.
         limit: how many may run at the same time; 0: clients may not begin any.
     """
 
@@ -122,7 +121,7 @@ class Downloads:
         with trio.CancelScope(shield=True):  # what is deleted is gone, if the client leaves, too
             await trio.to_thread.run_sync(hub.remove, HubReference.parse(entry.name))
             await self._fleet.reload()
-            self._fleet.tell(FleetEvent(model=entry.name, event="model_remove"))
+            self._fleet.events.tell(FleetEvent(model=entry.name, event="model_remove"))
 
     async def _download(self, name: str, download: Download) -> None:
         note = partial(self._note, name, download)
@@ -134,14 +133,14 @@ class Downloads:
             del self._running[name]
         if download.scope.cancelled_caught:
             raise HubError(f"The download of {name!r} was ended.")
-        self._fleet.tell(FleetEvent(model=name, event="download_finished"))
+        self._fleet.events.tell(FleetEvent(model=name, event="download_finished"))
 
     def _failed(self, name: str, error: TrioServeError) -> None:
         _log.warning("download failed", model=name, reason=error.message)
         event = FleetEvent(model=name, event="download_failed", data={"message": error.message})
-        self._fleet.tell(event)
+        self._fleet.events.tell(event)
 
     def _note(self, name: str, download: Download, progress: DownloadProgress) -> None:
         download.files[progress.url] = (progress.done, progress.total)
         data = download.progress()
-        self._fleet.tell(FleetEvent(model=name, event="download_progress", data=data))
+        self._fleet.events.tell(FleetEvent(model=name, event="download_progress", data=data))

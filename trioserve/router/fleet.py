@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
     nullcontext,
@@ -25,7 +24,6 @@ from trioserve.concurrency import (
     Bell,
     EnteredOnce,
     Failed,
-    Feed,
     Gate,
     Jobs,
     Phase,
@@ -119,7 +117,8 @@ class Fleet(EnteredOnce):
         self._watch = watch or HealthCheck()
         self._measure = measure or _measure
         self._schedule = Schedule(max_models=max_models, max_memory=max_memory, place=self._place)
-        self._events = Events()
+        #: The events of all models.
+        self.events = Events()
         self._listeners: set[Bell] = set()  # of requests that report their place in the queue
         self._news = Bell()
         self._models: dict[str, _Model] = {}
@@ -130,7 +129,6 @@ class Fleet(EnteredOnce):
             nullcontext(launcher) if launcher else open_launcher(catalog.environment, zygote)
         )
         self._launcher: Launcher  # from the entry on
-        self._n_children = 0
 
     # -- life
 
@@ -205,7 +203,6 @@ class Fleet(EnteredOnce):
         """Wait until a model is ready, and keep it for the length of the block.
 
         Args:
-            entry: the model, from the catalog.
             autoload: whether it may be started for this.
             on_wait: called with where the request stands, at first and when that changes.
 
@@ -276,7 +273,6 @@ class Fleet(EnteredOnce):
         """Begin to load a model. One that has failed gets another chance.
 
         Args:
-            entry: the model.
             args: other flags for it, which it keeps until the fleet ends; none: those that it has.
 
         Raises:
@@ -348,7 +344,7 @@ class Fleet(EnteredOnce):
         self._turn()
         for child in ending:
             await child.finished.wait()
-        self.tell(FleetEvent(model="*", event="models_reload"))
+        self.events.tell(FleetEvent(model="*", event="models_reload"))
 
     def begin(
         self, job: Callable[[], Awaitable[None]], failed: Failed = lambda error: None
@@ -386,11 +382,10 @@ class Fleet(EnteredOnce):
     def _place(self, name: str, need: int) -> ModelChild:
         """Make the process of a model, which `_turn` then starts."""
         model = self._models[name]
-        self._n_children += 1
-        environ = self.catalog.environment
-        child = ModelChild(name, need, entry=model.entry, watch=self._watch, environ=environ)
-        model.child = child
-        return child
+        model.child = ModelChild(
+            name, need, entry=model.entry, watch=self._watch, environ=self.catalog.environment
+        )
+        return model.child
 
     def _stop(self, model: _Model) -> None:
         """Have a process end: when its requests have, or at once if it is not ready."""
@@ -519,7 +514,7 @@ class Fleet(EnteredOnce):
 
     def _announce(self, child: ModelChild, data: Mapping[str, Any] | None = None) -> None:
         about = {"status": child.status.value, **(data or {})}
-        self.tell(FleetEvent(model=child.name, event="status_change", data=about))
+        self.events.tell(FleetEvent(model=child.name, event="status_change", data=about))
 
     # -- what is to be seen
 
@@ -545,14 +540,6 @@ class Fleet(EnteredOnce):
     def loaded(self) -> dict[str, ModelChild]:
         """The processes whose models are loaded, though they may sleep, by name."""
         return {child.name: child for child in self._children() if child.was_ready}
-
-    def subscribe(self) -> AbstractContextManager[Feed[FleetEvent]]:
-        """Receive what happens from now on, for the length of a block."""
-        return self._events.subscribe()
-
-    def tell(self, event: FleetEvent) -> None:
-        """Tell those who have subscribed of an event that is not the fleet's own."""
-        self._events.tell(event)
 
 
 async def _measure(pids: Sequence[int]) -> MemoryUse:

@@ -26,16 +26,11 @@ from trioserve.tools.registry import ToolRegistry, open_registry
 
 @attrs.frozen
 class PlacedLine:
-    """Leads to the process of a model, which is started when it is needed.
-
-    Attributes:
-        fleet: has the process.
-        entry: the model.
-        on_wait: called with where a call stands that waits, and with None when it does not.
-    """
+    """Leads to the process of a model, which is started when it is needed."""
 
     fleet: Fleet
     entry: ModelEntry
+    #: Called with where a call stands that waits, and with None when it does not.
     on_wait: Callable[[QueueStatus | None], None] = lambda _status: None
 
     @property

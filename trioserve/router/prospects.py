@@ -26,12 +26,7 @@ _PATIENCE = 120.0
 
 
 class Prospects:
-    """Looks for models on the hub, and estimates what a model would need, one at a time.
-
-    Args:
-        fleet: what the memory is for.
-        token: authenticates at the hub; None: that of the environment.
-    """
+    """Looks for models on the hub, and estimates what a model would need, one at a time."""
 
     def __init__(self, fleet: Fleet, *, token: str | None = None) -> None:
         self._fleet = fleet

@@ -27,11 +27,7 @@ def names_of(paths: Iterable[str]) -> list[str]:
 
 
 class AdapterScales:
-    """The adapters of a loaded model, and their default scales. Used on the event loop.
-
-    Args:
-        infos: the adapters that were loaded with the model, in the order of their ids.
-    """
+    """The adapters of a loaded model, and their default scales. Used on the event loop."""
 
     def __init__(self, infos: Sequence[AdapterInfo]) -> None:
         #: All adapters that were ever loaded, by their ids.

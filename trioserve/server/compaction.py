@@ -75,22 +75,14 @@ Write a summary that covers both. """
 
 @attrs.frozen(kw_only=True)
 class CompactionPlan:
-    """The settings of a compaction.
+    """The settings of a compaction."""
 
-    Attributes:
-        task: what asks the model for the summary.
-        spares_users: see `Compaction`.
-        limit: the most tokens of the prompt afterwards.
-        answers: whether the model then answers.
-        may_fail: continue without a summary if the model fails to write one.
-        truncates: whether the oldest messages are dropped if the prompt is still too long.
-    """
-
-    task: str = TASK
-    spares_users: bool = False
-    limit: int
-    answers: bool = True
-    may_fail: bool = False
+    task: str = TASK  # what asks the model for the summary
+    spares_users: bool = False  # see `Compaction`
+    limit: int  # the most tokens of the prompt afterwards
+    answers: bool = True  # whether the model then answers
+    may_fail: bool = False  # continue without a summary if the model fails to write one
+    #: Whether the oldest messages are dropped if the prompt is still too long.
     truncates: bool = False
 
 
@@ -101,19 +93,12 @@ class Compacting:
 
 @attrs.frozen(kw_only=True)
 class Compacted:
-    """A conversation was compacted.
+    """A conversation was compacted."""
 
-    Attributes:
-        compaction: what stands in its place; None: the model wrote no summary.
-        timings: of the summary.
-        n_prompt: the tokens of the prompt of what follows; if nothing does, of the summary.
-        is_all: whether nothing does.
-    """
-
-    compaction: Compaction | None
-    timings: Timings
-    n_prompt: int
-    is_all: bool = False
+    compaction: Compaction | None  # what stands in its place; None: the model wrote no summary
+    timings: Timings  # of the summary
+    n_prompt: int  # the tokens of the prompt of what follows; if nothing does, of the summary
+    is_all: bool = False  # whether nothing does
 
 
 CompactedEvent: TypeAlias = Compacting | Compacted | Progress | ChatChunk | Finished

@@ -22,29 +22,18 @@ _T = TypeVar("_T", bound=attrs.AttrsInstance)
 
 @attrs.define(eq=False)
 class Tally:
-    """The outcome of a request's tasks, for its line in the log.
+    """The outcome of a request's tasks, for its line in the log."""
 
-    Attributes:
-        model: that computed them.
-        n_prompt: tokens of the prompts.
-        n_cached: of these, found in the cache.
-        n_output: tokens that were generated.
-        queue_ms: how long the first task waited for its slot; None: no task has ended.
-        ttft_ms: from its submission to its first token.
-        finish: why the last one ended.
-        cancelled: why the server ended one.
-        error: why the request failed.
-    """
-
-    model: str = ""
-    n_prompt: int = 0
-    n_cached: int = 0
-    n_output: int = 0
+    model: str = ""  # that computed them
+    n_prompt: int = 0  # tokens of the prompts
+    n_cached: int = 0  # of these, found in the cache
+    n_output: int = 0  # tokens that were generated
+    #: How long the first task waited for its slot; None: no task has ended.
     queue_ms: float | None = None
-    ttft_ms: float = 0.0
-    finish: FinishReason | None = None
-    cancelled: CancelReason | None = None
-    error: Any = None
+    ttft_ms: float = 0.0  # from its submission to its first token
+    finish: FinishReason | None = None  # why the last one ended
+    cancelled: CancelReason | None = None  # why the server ended one
+    error: Any = None  # why the request failed
 
     def add(self, model: str, stream: Stream) -> None:
         """Add a task that has ended or is left."""

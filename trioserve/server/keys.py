@@ -27,9 +27,6 @@ class Keys:
 
     Those of ``--api-key`` may do everything, and are called ``key-1``, ``key-2`` and so on. Those
     of the file are there once `load` has read it; until then, they are refused.
-
-    Args:
-        config: has the keys, or names the file.
     """
 
     def __init__(self, config: Config) -> None:

@@ -115,7 +115,6 @@ class Usage:
         """Check that a key has tokens left of its budget for this day.
 
         Args:
-            key: the key; None: there are none.
             n_running: the tokens of its requests that run, which are not counted yet.
 
         Raises:

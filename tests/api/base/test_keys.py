@@ -264,7 +264,7 @@ async def test_a_key_hears_only_of_its_models(path: Path) -> None:
         routed({"one": None, "two": None}, keys_file=str(path)) as router,
         router.client.stream("GET", "/models/sse", headers=bearer("1")) as answer,
     ):
-        feed = router.fleet.subscribers[0]
+        feed = router.fleet.events.subscribers[0]
         for name in ("two", "one"):
             feed.put(FleetEvent(model=name, event="model_status"))
         feed.end()

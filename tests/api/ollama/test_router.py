@@ -203,9 +203,9 @@ async def test_a_model_is_pulled(started: list[str], stream: bool, fails: bool) 
     async with routed() as router, trio.open_nursery() as nursery:
 
         async def tell() -> None:
-            while not router.fleet.subscribers:
+            while not router.fleet.events.subscribers:
                 await trio.sleep(0.01)
-            (feed,) = router.fleet.subscribers
+            (feed,) = router.fleet.events.subscribers
             feed.put(event("download_finished", "another"))
             feed.put(event("download_progress", **PROGRESS))
             end = event("download_failed", message="No.") if fails else event("download_finished")

@@ -120,7 +120,7 @@ async def test_a_head_without_its_stream_ends_at_once() -> None:
             head = await router.client.head("/models/sse")
             assert head.headers["content-type"] == "text/event-stream"
             await router.client.get("/health")  # on the same connection
-        assert not router.fleet.subscribers
+        assert not router.fleet.events.subscribers
 
 
 async def test_one_model() -> None:
@@ -215,7 +215,7 @@ async def test_events() -> None:
     request = b"GET /models/sse HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with routed(TWO) as router, chunks_of(router.url, request) as next_chunk:
         assert await next_chunk() == ":\n\n"
-        (feed,) = router.fleet.subscribers
+        (feed,) = router.fleet.events.subscribers
         feed.put(FleetEvent(model="one", event="status_change", data={"status": "loading"}))
         assert json.loads((await next_chunk()).removeprefix("data: ")) == {
             "model": "one",

@@ -7,8 +7,7 @@ import trio
 import trio.testing
 
 from trioserve import AgentRun, RunCall, RunEvent, StepStarted, ToolInfo, ToolOutput
-from trioserve.server.runs.calls import read_arguments
-from trioserve.server.runs.loop import fit
+from trioserve.server.runs.loop import fit, read_arguments
 
 CALL = RunCall("call_1", 1, ToolInfo(name="work"), "{}")
 

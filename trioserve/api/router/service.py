@@ -320,7 +320,7 @@ class RouterService(Lender):
 
     def news(self) -> AbstractContextManager[Feed[FleetEvent]]:
         """Follow the fleet. As `fleet`."""
-        return self.fleet.subscribe()
+        return self.fleet.events.subscribe()
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
         async with (

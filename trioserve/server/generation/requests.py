@@ -6,9 +6,9 @@ import hashlib
 import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import TypeVar
+from importlib import import_module
 
 import attrs
 import trio
@@ -38,15 +38,11 @@ from trioserve.types import (
     WaitingStatus,
 )
 
-_T = TypeVar("_T")
-
 
 class ServerResources:
     """The parts of a server that outlive its engines. They exist while the server sleeps, too.
 
     Args:
-        config: the server's configuration.
-        keys: its API keys.
         usage: counts what they use; None: only their budgets do.
     """
 
@@ -99,20 +95,15 @@ class ServerResources:
         if not self.config.otel:
             yield
             return
-        exporting = await trio.to_thread.run_sync(_import_exporting)
-        async with exporting(content=self.config.otel_content) as observer:
+        # The import is slow, and the package is optional.
+        module = "trioserve.server.observers.otel"
+        otel = await trio.to_thread.run_sync(import_module, module)
+        async with otel.exporting(content=self.config.otel_content) as observer:
             self.observers.append(observer)
             try:
                 yield
             finally:
                 self.observers.remove(observer)
-
-
-def _import_exporting() -> Callable[..., AbstractAsyncContextManager[Observer]]:
-    """Import the exporter on demand: the import is slow, and the package is optional."""
-    from trioserve.server.observers.otel import exporting
-
-    return exporting
 
 
 #: Weight of the newest service time in the moving average.
@@ -257,8 +248,6 @@ class Requests:
         """Submit a task, and close its request after the block. Synchronous: it has no checkpoint.
 
         Args:
-            task: the engine's task.
-            context: the client and the deadline.
             operation: the operation's name for observers; see `RequestInfo`.
 
         Raises:

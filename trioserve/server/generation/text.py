@@ -143,9 +143,6 @@ class ChatOpening:
         """Make the stream that parses an answer.
 
         Args:
-            stream: the output.
-            format: of the model's template.
-            tools: that the chat offers.
             end_thinking: ends the reasoning of a task; see `ChatStream.end_reasoning`.
         """
         parser = message_parser(
@@ -229,17 +226,7 @@ class TextGenerator:
         preserved_tokens: frozenset[TokenId] = frozenset(),
         **fields: Any,
     ) -> list[Task]:
-        """Make the tasks of `n` outputs of a prompt.
-
-        Args:
-            prompt: the prompt to continue.
-            params: the generation parameters.
-            context: the client and the deadline.
-            n: the number of outputs.
-            root: of what may share its cache, without adapters.
-            preserved_tokens: control tokens whose names appear in the output.
-            fields: other fields of `Task`.
-        """
+        """Make the tasks of `n` outputs of a prompt."""
         if params.lora or self._adapters.infos:
             root = root._replace(adapters=self._adapters.choose(params.lora))
         constraint = None

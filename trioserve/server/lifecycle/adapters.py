@@ -40,8 +40,6 @@ class LoadedAdapters(AdapterNames):
     It loads and unloads them while the model is in memory, one at a time.
 
     Args:
-        config: of the model.
-        names: see `AdapterNames`.
         services: gives the services of the loaded model. Raises as `scales`.
         use: keeps the model in memory for a request.
     """

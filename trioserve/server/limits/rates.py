@@ -47,15 +47,11 @@ class Remaining:
 
 @attrs.frozen
 class Counted:
-    """A request that was counted for the rate limits.
+    """A request that was counted for the rate limits."""
 
-    Attributes:
-        left: gives what its client has left of "requests" and "tokens".
-        error: that the limit is reached, with a time to retry after.
-    """
-
+    #: Gives what its client has left of "requests" and "tokens".
     left: Callable[[], Mapping[str, Remaining]] = dict
-    error: RateLimitError | None = None
+    error: RateLimitError | None = None  # that the limit is reached, with a time to retry after
 
 
 @attrs.define(eq=False, slots=False)

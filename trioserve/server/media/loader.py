@@ -111,8 +111,6 @@ class MediaLoader:
         When cancelled, ends the decoder process and waits for its end.
 
         Args:
-            sources: the media of the request.
-            wanted: the formats that the model needs.
             hold: reserves memory for the result.
 
         Raises:
@@ -148,11 +146,6 @@ class MediaLoader:
         self, source: DocumentSource, *, with_images: bool, hold: MemoryReservation
     ) -> DecodedDocument:
         """Decode a PDF whose data are loaded. Otherwise like `load`.
-
-        Args:
-            source: the document.
-            with_images: whether to make an image of each page.
-            hold: reserves memory for the result.
 
         Raises:
             NotSupportedError: the server is installed without `trioserve[pdf]`.

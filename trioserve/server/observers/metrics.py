@@ -409,7 +409,6 @@ def quantile(buckets: list[tuple[float, float]], share: float) -> float | None:
 
     Args:
         buckets: upper bounds, the last one infinite, each with the number of values up to it.
-        share: the quantile, from 0 to 1.
 
     Returns:
         The highest finite bound if the quantile is above it; None without values.

@@ -157,9 +157,6 @@ def observed(
     """Send the events of a request, which the block submits and reads.
 
     Args:
-        observers: receive the events, in this order.
-        request: the properties known at the start.
-        stream: the request's stream, which has its end.
         on_cancel: the reason if the block is left early, or cancelled without the reason.
     """
     began = monotonic()

@@ -77,8 +77,6 @@ class OpenTelemetry:
     arrived. One request to the server may make several: one for each choice and each prompt.
 
     Args:
-        tracer_provider: makes the tracer.
-        meter_provider: makes the histograms.
         content: include prompts and outputs in spans, if `Config.otel_content` keeps them.
     """
 

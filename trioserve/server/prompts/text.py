@@ -56,7 +56,6 @@ class PromptLog:
 
     Args:
         directory: the folder of the files; it is created if it does not exist.
-        vocab: converts tokens to text.
 
     Raises:
         ConfigError: the directory cannot be created.
@@ -162,11 +161,7 @@ class Tokenizer:
         Token ids in it are kept and not checked here: the engine checks those of a task.
 
         Args:
-            prompt: text or ids.
             add_special: see `Vocab.tokenize`.
-            parse_special: likewise.
-            is_fragment: likewise.
-            fits: whether it must fit into the context.
             aside: whether the tokens are not for a prompt that the model continues.
 
         Raises:
@@ -275,11 +270,6 @@ class ChatPrompts:
     ) -> MarkedMessages:
         """Read documents, and replace media with markers.
 
-        Args:
-            messages: in normal form.
-            hold: reserves memory for the images of documents.
-            marker: see `markers.mark`.
-
         Raises:
             InvalidMediaError: a document cannot be read.
             UnsupportedFieldError: the model does not support one of the media.
@@ -370,15 +360,7 @@ class ChatPrompts:
         hold: MemoryReservation,
         scope: str,
     ) -> Prompt:
-        """Make a prompt of a rendered chat, with the points at which others will diverge.
-
-        Args:
-            text: the rendered chat.
-            marked: its messages.
-            chat: its parameters.
-            hold: reserves memory for media; it outlives the prompt.
-            scope: see `MediaPrompts.prompt_of`.
-        """
+        """Make a prompt of a rendered chat, with the points at which others will diverge."""
         prompt = await self._tokenized(text, marked, hold, fits=True, scope=scope)
         if not self._model.keeps_checkpoints:
             return prompt
@@ -442,9 +424,7 @@ def divergence_points_of(
     another question about them may follow.
 
     Args:
-        vocab: converts text to tokens.
         pieces: the text; every second piece stands for media.
-        prompt: the tokenized text.
         places: the characters, as offsets in all pieces together.
         add_special: whether the prompt begins with a special token that the text does not have.
     """

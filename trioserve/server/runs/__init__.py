@@ -1,5 +1,5 @@
 """Runs: chat answers with tools. The server runs the tools that the model calls.
 
-`loop` alternates between answers and tool calls, and `calls` runs the calls. `run` has the object
-that a caller holds, `events` its events, and `params` the limits of a run.
+`loop` alternates between answers and calls of tools. `run` has the object that a caller holds,
+`events` its events, and `params` the limits of a run.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 import attrs
 import trio
 
-from trioserve.chat.deltas import ToolCall
+from trioserve.chat.deltas import Message, ToolCall
 from trioserve.chat.messages import Messages, parse_messages
 from trioserve.chat.params import ChatParams, ToolChoice, choose
 from trioserve.concurrency import all_of, alongside
@@ -23,17 +24,11 @@ from trioserve.errors import (
     raised_alone,
 )
 from trioserve.fair_limiter import offload, tool_calls, working_for
+from trioserve.log import get_logger
 from trioserve.server.context import RequestContext
 from trioserve.server.limits.memory import MemoryReservation
 from trioserve.server.model import LoadedModel
 from trioserve.server.observers.observer import ToolRecord, observed_tool
-from trioserve.server.runs.calls import (
-    assistant_message,
-    call_tool,
-    preview_of,
-    read_arguments,
-    tool_message,
-)
 from trioserve.server.runs.events import (
     ApprovalGiven,
     ApprovalNeeded,
@@ -54,6 +49,8 @@ from trioserve.server.text_server import TextServer
 from trioserve.tools.tool import Tool, ToolCallContext, ToolInfo, ToolResult
 from trioserve.types import FinishReason, GenerationParams, Timings
 
+_log = get_logger("trioserve.tools")
+
 #: A high estimate of the characters in a token. Longer text is cut before it is tokenized.
 _MAX_CHARS = 16
 
@@ -64,6 +61,74 @@ _STOPPED = "A person has stopped this call. What it had done until then may stay
 
 #: Approximate tokens of the note.
 _NOTE = 24
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """Parse the arguments of a call. Raises ValueError, with a message for the model.
+
+    Empty text means an empty object. The message repeats nothing of the text: what it has counts as
+    seen by the model.
+    """
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ValueError(f"The arguments are not JSON: {reason}.") from None
+    if not isinstance(value, dict):
+        raise ValueError("The arguments must be a JSON object.")
+    return value
+
+
+def assistant_message(message: Message, calls: Iterable[ToolCall]) -> dict[str, Any]:
+    """Build the message of an answer of the model, with some of its calls, for the next prompt.
+
+    Templates accept only JSON objects as arguments. The result of a call quotes invalid arguments.
+    """
+    written: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.reasoning_content:
+        written["reasoning_content"] = message.reasoning_content
+    if listed := [_in_openai_form(each) for each in calls]:
+        written["tool_calls"] = listed
+    return written
+
+
+def _in_openai_form(call: ToolCall) -> dict[str, Any]:
+    try:
+        read_arguments(call.arguments)
+        arguments = call.arguments or "{}"
+    except ValueError:
+        arguments = "{}"
+    function = {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def tool_message(call: ToolCall, content: str) -> dict[str, Any]:
+    """Build the message with the result of a call."""
+    return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+
+
+async def call_tool(
+    tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext
+) -> ToolResult:
+    """Call a tool. Exceptions become error results for the model."""
+    try:
+        return await tool.call(arguments, context)
+    except TrioServeError as error:
+        return ToolResult.of_error(error.message)
+    except Exception as error:
+        _log.warning("a tool has failed", tool=tool.info.name, exc_info=error)
+        return ToolResult.of_error(f"The tool has failed with {type(error).__name__}: {error}")
+
+
+async def preview_of(
+    tool: Tool, arguments: Mapping[str, Any], context: ToolCallContext
+) -> str | None:
+    """Say what a call would change, if the tool can; None: it cannot."""
+    try:
+        return await tool.preview(arguments, context)
+    except Exception as error:  # ask for approval without a preview
+        _log.warning("a tool has no preview", tool=tool.info.name, exc_info=error)
+        return None
 
 
 async def fit(text: str, n_tokens: int, server: TextServer) -> str:
