@@ -61,7 +61,7 @@ _MAX_WAIT = 60.0
 #: Lines, and bytes of lines, that one transaction gives up.
 _MAX_GIVEN_UP, _MAX_GIVEN_UP_BYTES = 100, 2**20
 
-#: What a line is answered with if nothing could be done with it.
+#: Errors of lines that were not answered.
 _EXPIRED = {"code": "batch_expired", "message": "The batch expired before this line was answered."}
 _CANCELLED = {"code": "batch_cancelled", "message": "The batch was cancelled before this line."}
 _FAILED = {"code": "batch_failed", "message": "The batch failed before this line was answered."}

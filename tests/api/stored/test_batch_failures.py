@@ -137,12 +137,18 @@ async def test_a_batch_that_is_created_while_the_model_loads_waits(
         assert (await until_over(client, cancelled["id"]))["status"] == "cancelled"
 
 
-async def test_a_stream_that_is_to_outlive_its_connection_waits_for_the_model_as_others_do() -> (
-    None
-):
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        (CHATS, {**CHAT, "stream": True}, {"X-Conversation-Id": "a"}),
+        ("/v1/responses", {"input": "Hi", "background": True}, {}),
+    ],
+)
+async def test_no_session_begins_while_the_model_loads(
+    path: str, body: dict[str, Any], headers: dict[str, str]
+) -> None:
     async with loading() as (client, _):
-        headers = {"X-Conversation-Id": "a"}
-        answer = await client.post(CHATS, json={**CHAT, "stream": True}, headers=headers)
+        answer = await client.post(path, json=body, headers=headers)
         assert answer.status_code == 503
         assert answer.json()["error"]["message"] == "Loading model"
 

@@ -20,14 +20,12 @@ from tests.support.event_source import gated
 from tests.support.fake_fleet import routed
 from tests.support.scripts import answering, noting
 from tests.support.waiting import until
-from trioserve.api import batches as batches_module
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import Reply, json as json_reply
 from trioserve.api.batches import KIND
 from trioserve.api.service import AppState
 from trioserve.concurrency import Phase
-from trioserve.errors import StoreError
 from trioserve.store import Records
 
 CHATS = "/v1/chat/completions"
@@ -129,7 +127,10 @@ async def test_other_endpoints(endpoint: str, body: dict[str, Any]) -> None:
         lines = [{"custom_id": "a", "url": endpoint, "body": body}]
         over = await until_over(client, (await begin(client, lines, endpoint))["id"])
         (answer,) = await lines_of(client, over["output_file_id"])
-        assert answer["response"]["body"]["object"] in ("text_completion", "response")
+        made = answer["response"]["body"]
+        assert made["object"] in ("text_completion", "response")
+        if endpoint == "/v1/responses":
+            assert (await client.get(f"{endpoint}/{made['id']}")).json() == made
 
 
 async def test_lines_with_the_same_beginning_follow_one_another() -> None:
@@ -299,50 +300,15 @@ class Asked:
         return json_reply({}, self._status(self.n_asked), **{"Retry-After": "0"})
 
 
-async def test_lines_have_the_lowest_priority_beside_other_requests() -> None:
-    async with client_and_service() as (client, service):
+@pytest.mark.parametrize(("order", "lowest"), [("higher-first", -100), ("lower-first", 100)])
+async def test_lines_have_the_lowest_priority_beside_other_requests(
+    order: Any, lowest: int
+) -> None:
+    async with client_and_service(priority_order=order) as (client, service):
         asked = Asked(service)
         over = await until_over(client, (await begin(client, [line(n) for n in range(5)]))["id"])
         assert over["request_counts"]["completed"] == 5
-        assert {each["priority"] for each in asked.bodies} == {-100}
-
-
-async def test_the_lowest_priority_in_the_order_of_vllm() -> None:
-    async with client_and_service(priority_order="lower-first") as (client, service):
-        asked = Asked(service)
-        await until_over(client, (await begin(client, [line(0)]))["id"])
-        assert asked.bodies[0]["priority"] == 100
-
-
-async def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches_module, "_PAUSE", 0.001)
-    async with client_and_service() as (client, service):
-        asked = Asked(service, lambda n: 429 if n < 3 else 503 if n < 5 else 200)
-        over = await until_over(client, (await begin(client, [line(0)]))["id"])
-        assert over["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
-        assert asked.n_asked == 5
-
-
-async def test_a_batch_waits_while_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches_module, "_PAUSE", 0.001)
-    async with client_and_service() as (client, service):
-        asked = Asked(service)
-        do, n_failed = service.store.do, 0
-
-        async def fail(work: Any) -> Any:
-            nonlocal n_failed
-            if asked.n_asked and n_failed < 3:
-                n_failed += 1
-                raise StoreError("The store x cannot be used: its disk is full.")
-            return await do(work)
-
-        made = await begin(client, [line(0)])
-        monkeypatch.setattr(service.store, "do", fail)
-        await until(lambda: n_failed == 3 or not service.batches._running)
-        monkeypatch.undo()
-        over = await until_over(client, made["id"])
-        assert over["request_counts"]["completed"] == 1
-        assert asked.n_asked == 1  # the answer was kept meanwhile
+        assert {each["priority"] for each in asked.bodies} == {lowest}
 
 
 async def test_a_router_runs_batches() -> None:

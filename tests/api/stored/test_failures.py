@@ -16,7 +16,7 @@ import httpx
 import pytest
 import trio
 
-from tests.support.clients import client_and_service, client_of
+from tests.support.clients import client_and_service, client_of, named_events_in
 from tests.support.scripts import CHAT, answering
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
@@ -60,6 +60,12 @@ async def fails(client: httpx.AsyncClient, method: str, path: str, **body: Any) 
     answer = await client.request(method, path, json=body or None)
     assert answer.status_code == 503, (path, answer.text)
     assert answer.json()["error"]["code"] == "store_failed"
+    assert "disk" not in answer.text  # the log has it
+
+
+async def last_of_stream(client: httpx.AsyncClient, **body: Any) -> Any:
+    answer = await client.post(RESPONSES, json={"input": "Hi", "stream": True, **body})
+    return named_events_in(answer.text)[-1]
 
 
 async def chats(client: httpx.AsyncClient) -> None:
@@ -99,9 +105,11 @@ async def test_only_what_needs_the_store_fails_until_it_works_again(
     path = str(tmp_path / "a.db")
     async with client_and_service(answering("Hello"), store=path) as (client, service):
         before = await stored(client)
-        may_answer, reply_to = trio.Event(), service.reply_to
+        may_answer, reply_to, n_asked = trio.Event(), service.reply_to, 0
 
         async def reply_later(*request: Any) -> Reply:
+            nonlocal n_asked
+            n_asked += 1
             await may_answer.wait()
             return await reply_to(*request)
 
@@ -114,6 +122,9 @@ async def test_only_what_needs_the_store_fails_until_it_works_again(
             await fails(client, "POST", "/v1/conversations", metadata={})
             answer = await client.post(RESPONSES, json={"input": "Hi"})
             assert answer.status_code == 200 and answer.json()["store"] is False
+            assert (await last_of_stream(client))["type"] == "response.completed"
+            assert (await last_of_stream(client, store=True))["type"] == "error"
+            await fails(client, "POST", RESPONSES, input="Hi", previous_response_id=before)
             await chats(client)
             assert service.batches._running
         after = await stored(client)
@@ -123,6 +134,7 @@ async def test_only_what_needs_the_store_fails_until_it_works_again(
         await until(lambda: ended(client, batch))
         found = (await client.get(f"/v1/batches/{batch}")).json()
         assert (found["status"], found["request_counts"]["completed"]) == ("completed", 20)
+        assert n_asked == 20  # the answers were kept meanwhile
     async with client_of(store=path) as client:
         assert (await client.get(f"{RESPONSES}/{after}")).status_code == 200
     assert problems(path) == []

@@ -167,17 +167,6 @@ async def test_usage_is_that_of_the_key() -> None:
         assert [each["key"] for each in usage] == ["key-2"]
 
 
-async def test_a_restart_continues(tmp_path: Path) -> None:
-    store = str(tmp_path / "store.db")
-    async with client_and_service(store=store) as (client, service):
-        service.reply_to = never
-        id_ = (await begin(client, *(asked(n) for n in range(5))))["id"]
-    async with client_of(answering("Hello"), store=store) as client:
-        ended = await until_ended(client, id_)
-        found = await results_of(client, ended)
-        assert {each["type"] for each in found.values()} == {"succeeded"} and len(found) == 5
-
-
 async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
     store = str(tmp_path / "store.db")
 

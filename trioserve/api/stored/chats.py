@@ -316,13 +316,7 @@ async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
 async def change(request: ChatChange, caller: Caller, app: AppState, id_: str) -> Reply:
     """Replace the metadata of a stored chat."""
     shelf = Shelf.of(caller, app)
-
-    def write(records: Records) -> Record:
-        found = shelf.found(records, KIND, id_)
-        records.change(id_, {**found.body, "metadata": request.metadata})
-        return shelf.found(records, KIND, id_)
-
-    return await _reply(shelf, [await shelf.look_up(write)])
+    return await _reply(shelf, [await shelf.change(KIND, id_, metadata=request.metadata)])
 
 
 @routes.delete("/v1/chat/completions/<id_>")
