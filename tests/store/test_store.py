@@ -102,7 +102,7 @@ async def test_what_is_committed_is_there_after_a_restart(tmp_path: Path) -> Non
         assert store.owner_of("key") == owner != store.owner_of("other")
         found = await store.do(lambda records: records.find("a", "note", owner))
         assert isinstance(found, Record) and found.body == {"id": "a", "text": ""}
-        (part,) = await store.do(lambda records: records.parts("a", "in"))
+        (part,) = await store.do(lambda records: records.some("a", "in"))
         assert (part.name, part.value) == ("p", {"é": 1})
     assert (tmp_path / "a.db").stat().st_mode & 0o777 == 0o600
 
@@ -230,7 +230,7 @@ def test_an_owner_sees_only_what_is_theirs() -> None:
         assert records.named("p", YOU, "note") is None
         assert ids(records, YOU) == []
         assert (records.erase(YOU), records.erase(ME)) == (0, 1)
-        assert records.parts("a", "in") == []
+        assert records.some("a", "in") == []
 
 
 def test_limits_of_a_record() -> None:

@@ -301,11 +301,6 @@ class Records:
             [(id, side, each.n, each.name, each.body) for each in parts],
         )
 
-    def parts(self, id: str, side: str, *, after: int = -1, limit: int = -1) -> list[Part]:
-        """The parts on a side of a record, in their order."""
-        source = "parts WHERE record = ? AND side = ? AND n > ? ORDER BY n LIMIT ?"
-        return [Part(*row) for row in self._counted(_PART, source, (id, side, after, limit))]
-
     def part(self, id: str, side: str, n: int) -> Part | None:
         """One part of a record."""
         source = "parts WHERE record = ? AND side = ? AND n = ?"

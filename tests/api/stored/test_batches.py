@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,17 @@ from tests.support.clients import client_and_service, client_of, use_openai
 from tests.support.event_source import gated
 from tests.support.fake_fleet import routed
 from tests.support.scripts import answering, noting
+from tests.support.stored import (
+    CHATS,
+    begin,
+    file_of,
+    line,
+    lines_of,
+    never,
+    shown,
+    until_over,
+    upload,
+)
 from tests.support.waiting import until
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
@@ -27,55 +38,6 @@ from trioserve.api.batches import KIND
 from trioserve.api.service import AppState
 from trioserve.concurrency import Phase
 from trioserve.store import Records
-
-CHATS = "/v1/chat/completions"
-
-
-def line(n: int, text: str = "Hi", url: str = CHATS, **body: Any) -> dict[str, Any]:
-    asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, **body}
-    return {"custom_id": f"line-{n}", "method": "POST", "url": url, "body": asked}
-
-
-def file_of(lines: Sequence[Any]) -> bytes:
-    return b"\n".join(
-        each if isinstance(each, bytes) else json.dumps(each).encode() for each in lines
-    )
-
-
-async def upload(client: httpx.AsyncClient, lines: Sequence[Any]) -> str:
-    made = await client.post(
-        "/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", file_of(lines))}
-    )
-    assert made.status_code == 200, made.text
-    return str(made.json()["id"])
-
-
-async def begin(
-    client: httpx.AsyncClient, lines: Sequence[Any], endpoint: str = CHATS
-) -> dict[str, Any]:
-    wanted = {"input_file_id": await upload(client, lines), "endpoint": endpoint}
-    made = await client.post("/v1/batches", json={**wanted, "completion_window": "24h"})
-    assert made.status_code == 200, made.text
-    body: dict[str, Any] = made.json()
-    return body
-
-
-async def until_over(client: httpx.AsyncClient, id_: str) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-
-    async def is_over() -> bool:
-        body.update((await client.get(f"/v1/batches/{id_}")).json())
-        return body["status"] not in ("in_progress", "cancelling")
-
-    await until(is_over)
-    return body
-
-
-async def lines_of(client: httpx.AsyncClient, id_: str | None) -> list[dict[str, Any]]:
-    if id_ is None:
-        return []
-    content = (await client.get(f"/v1/files/{id_}/content")).text
-    return [json.loads(each) for each in content.splitlines()]
 
 
 async def test_the_sdk_runs_a_batch() -> None:
@@ -168,15 +130,14 @@ async def test_what_is_no_batch_is_refused() -> None:
     async with client_of() as client:
         empty = await begin(client, [])
         assert empty["errors"]["data"][0]["code"] == "empty_file"
-        file = await upload(client, [line(0)])
-        for fields, param in (
-            ({"input_file_id": "file-none", "endpoint": CHATS}, "input_file_id"),
-            ({"input_file_id": file, "endpoint": "/v1/images"}, "endpoint"),
-            ({"input_file_id": file, "endpoint": CHATS, "completion_window": "1h"}, None),
+        sound = {"input_file_id": await upload(client, file_of([line(0)])), "endpoint": CHATS}
+        for name, value in (
+            ("input_file_id", "file-none"),
+            ("endpoint", "/v1/images"),
+            ("completion_window", "1h"),
         ):
-            answer = await client.post("/v1/batches", json=fields)
-            assert answer.status_code == 400
-            assert answer.json()["error"]["param"] == (param or "completion_window")
+            answer = await client.post("/v1/batches", json={**sound, name: value})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
         answer = await client.post(
             "/v1/files", data={"purpose": "fine-tune"}, files={"file": ("a.png", b"x")}
         )
@@ -200,8 +161,7 @@ async def test_a_cancelled_batch_keeps_its_answers() -> None:
 
 
 async def _n_done(client: httpx.AsyncClient, id_: str, n: int) -> bool:
-    counts = (await client.get(f"/v1/batches/{id_}")).json()["request_counts"]
-    return bool(counts["completed"] >= n)
+    return bool((await shown(client, id_))["request_counts"]["completed"] >= n)
 
 
 async def test_a_restart_goes_on_with_the_lines_that_are_left(tmp_path: Path) -> None:
@@ -277,12 +237,6 @@ async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
 
 
 # -- the place of a batch
-
-
-async def never(*_request: Any) -> Reply:
-    """Answer no line."""
-    await trio.sleep_forever()
-    raise AssertionError
 
 
 class Asked:

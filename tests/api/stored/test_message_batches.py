@@ -10,11 +10,11 @@ import anthropic
 import httpx
 import pytest
 
-from tests.api.stored.test_batches import begin as begin_openai, line, never
 from tests.support.anthropic_api import ASK
 from tests.support.clients import client_and_service, client_of, use_anthropic
 from tests.support.event_source import gated
 from tests.support.scripts import answering
+from tests.support.stored import begin as begin_openai, line, never
 from tests.support.waiting import until
 from trioserve.api.batches import MESSAGES, RESULTS
 from trioserve.errors import StoreError

@@ -17,16 +17,8 @@ from tests.support.event_source import gated
 from tests.support.fake_fleet import routed
 from tests.support.http_server import chunks_of, post
 from tests.support.scripts import answering, noting
+from tests.support.stored import RESPONSES, stored
 from tests.support.waiting import until
-
-RESPONSES = "/v1/responses"
-
-
-async def stored(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    answer = await client.post(RESPONSES, json={"input": "Hi", **fields})
-    assert answer.status_code == 200, answer.text
-    body: dict[str, Any] = answer.json()
-    return body
 
 
 def data_in(text: str) -> list[dict[str, Any]]:

@@ -264,7 +264,7 @@ async def _reply(shelf: Shelf, chats: Sequence[Record], more: bool | None = None
     """Answer with chats: a page of them, without those deleted meanwhile, or one alone."""
     answers, left = list[bytes](), list[Record]()
     for each in chats:
-        parts = await shelf.look_up(partial(Records.parts, id=each.id, side=OUTPUT, limit=1))
+        parts = await shelf.look_up(partial(Records.some, id=each.id, side=OUTPUT))
         if not parts and more is None:
             raise missing(KIND, each.id)
         answers += [part.body for part in parts]
