@@ -1,12 +1,9 @@
 """Measuring trioserve, and any other server that speaks the same HTTP, from the outside.
 
-`compare` starts trioserve and llama-server itself and puts
-them through the scenarios of the `catalogue`; `proof` runs the whole table of `rows`, each with its
-target; `compat` compares answers, not speed; `pair` has a draft model; `gguf_maker` writes models
-of any size to do it with; `selfcheck` measures the load generator. The situations are in
-`scenarios`, `chats`, `structured`, `busy` and `cancel`. Below them: `http1` reads responses,
-`driver` takes many clients through their `plan`s on one selector, `wire` knows the bodies of the
-two APIs, `targets` which servers may be measured, `harness` starts and stops them, `stats`,
-`report` and `pictures` make numbers, tables and pictures, with `trioserve.bench`. `steps` measures
-the engine without a model.
+`proof` runs the table of `rows`, each with its target; `pair` has drafts, `gpu` a GPU, `trace` the
+parts of a request, and `gguf_maker` writes models of any size to do it with. The situations are in
+`scenarios`, `many`, `chats` and `cancel`. Below them: `http1` reads responses, `driver` takes many
+clients through their plans on one selector, `wire` knows the bodies of the two APIs, `servers`
+starts and stops servers and reads their resources, and `stats`, `report` and `pictures` make
+numbers, tables and pictures, with `trioserve.bench`.
 """

@@ -1,4 +1,4 @@
-"""A client that goes away: how long until its slot is free?
+"""A client that goes away, and the time until its slot is free.
 
     python -m benchmarks.cancel --model 110m.gguf --count 200
 
@@ -28,14 +28,12 @@ from pathlib import Path
 import attrs
 
 from benchmarks import report
-from benchmarks.harness import Flags, exit_on_sigterm, running, trioserve
+from benchmarks.driver import Address, Plan, Request
 from benchmarks.http1 import ProtocolError, ResponseReader, payloads
-from benchmarks.load import progress
-from benchmarks.plan import Address, Plan, Request
+from benchmarks.report import bounded, progress
 from benchmarks.scenarios import Settings
+from benchmarks.servers import Flags, Target, TargetError, exit_on_sigterm, running, trioserve
 from benchmarks.stats import Metric, Sample
-from benchmarks.targets import Target, TargetError, tokens_per_word
-from benchmarks.wire import Shape
 from trioserve.bench.stats import percentile
 
 PHASES = ("prefill", "decode")
@@ -100,13 +98,15 @@ class Cancel:
     metrics = (
         Metric("slot free p50", "ms", digits=2),
         Metric("slot free p99", "ms", digits=2),
+        Metric("slot free max", "ms", digits=2),
         Metric("cancelled", "", digits=0),
     )
 
     @property
     def name(self) -> str:
         """Such as "cancel in decode"."""
-        return f"cancel in {self.phase}"
+        tokens = f" of {self.prompt_tokens} tokens" if self.phase == "prefill" else ""
+        return f"cancel in {self.phase}{tokens}"
 
     def measure(self, target: Target, seed: str) -> Sample:
         """Run once. The numbers come from what was cancelled in the phase that is meant."""
@@ -143,7 +143,7 @@ class Cancel:
             body = {"model": settings.shape.model, "input": texts}
             return Request("POST", "/v1/embeddings", json.dumps(body).encode())
         is_short = self.phase in ("decode", WHOLE)
-        shape = settings.with_tokens(64 if is_short else 2)
+        shape = settings.having(max_tokens=64 if is_short else 2).shape
         if self.phase == "media":
             content = [{"type": "image_url", "image_url": {"url": noise(seed)}}]
             return shape.chat([{"role": "user", "content": content}])
@@ -161,6 +161,7 @@ class Cancel:
         if times:
             numbers["slot free p50"] = percentile(times, 0.5)
             numbers["slot free p99"] = percentile(times, 0.99)
+            numbers["slot free max"] = max(times)
         return Sample(numbers=numbers, requests=tries, notes=tuple(notes))
 
 
@@ -189,7 +190,7 @@ def cut(
     Raises:
         OSError: no connection, or nothing came for `timeout` seconds.
         ValueError: the answer is an error, or too few events came.
-        ProtocolError: the answer is no HTTP.
+        ProtocolError: the answer is not HTTP.
     """
     with (
         socket.create_connection((address.host, address.port), timeout) as sock,
@@ -234,33 +235,28 @@ _SERVERS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 1 when a request failed or a p99 is above --limit-ms."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cancel", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--mmproj", type=Path, help="a projector, for images in prompts")
-    parser.add_argument("--count", type=int, default=200, help="cancels in each phase")
-    parser.add_argument("--prompt-tokens", type=int, default=1500, help="of the cancels in prefill")
-    parser.add_argument("--max-seconds", type=float, default=60.0, help="for each phase")
-    parser.add_argument("--limit-ms", type=float, default=50.0)
-    parser.add_argument("--servers", default=",".join(_SERVERS), help="with commas")
+    parser = report.arguments("cancel", __doc__)
+    add = parser.add_argument
+    add("--model", type=Path, required=True)
+    add("--mmproj", type=Path, help="a projector, for images in prompts")
+    add("--count", type=bounded(1, 10_000), default=200, help="cancels in each phase")
+    add("--prompt-tokens", type=int, default=1500, help="of the cancels in prefill")
+    add("--max-seconds", type=float, default=60.0, help="for each phase")
+    add("--limit-ms", type=float, default=50.0)
+    add("--servers", default=",".join(_SERVERS), help="with commas")
     options = parser.parse_args(argv)
     exit_on_sigterm()
-    note = progress(quiet=False)
-    rows: list[tuple[str, ...]] = [("server", "phase", "p50 ms", "p99 ms", "cancelled", "notes")]
+    columns = [metric.name for metric in Cancel.metrics]
+    rows: list[list[str]] = [["server", "phase", *columns, "notes"]]
     failed = False
     for server in options.servers.split(","):
         if server == "media" and options.mmproj is None:
             continue
         for sample, phase in _measured(options, server):
-            p99 = sample.numbers.get("slot free p99", math.inf)
-            failed = failed or p99 > options.limit_ms
-            shown = [
-                f"{sample.numbers.get(name, math.nan):.1f}"
-                for name in ("slot free p50", "slot free p99", "cancelled")
-            ]
-            rows.append((server, phase, *shown, "; ".join((*sample.errors, *sample.notes))))
-            note("  ".join(rows[-1]))
+            failed = failed or sample.numbers.get("slot free p99", math.inf) > options.limit_ms
+            shown = [f"{sample.numbers.get(name, math.nan):.1f}" for name in columns]
+            rows.append([server, phase, *shown, "; ".join((*sample.errors, *sample.notes))])
+            progress(quiet=False)("  ".join(rows[-1]))
     print(report.markdown(rows))
     return int(failed)
 
@@ -272,17 +268,24 @@ def _measured(options: argparse.Namespace, server: str) -> Iterator[tuple[Sample
     with tempfile.TemporaryDirectory() as scratch:
         folder, model = Path(scratch), options.model.resolve()
         if server == "router":
-            (folder / "models").mkdir()
-            (folder / "models" / "benchmark.gguf").symlink_to(model)
-            flags, model = f"--models-dir {folder / 'models'}", None
+            flags, model = f"--models-dir {models_folder(folder, model)}", None
         with running(trioserve(flags), Flags(model=model), folder / "log") as target:
-            settings = Settings(shape=Shape(temperature=0.0))
-            settings = attrs.evolve(settings, words_per_token=1 / tokens_per_word(target))
+            settings = Settings().fit(target)
             for phase in phases:
                 scenario = Cancel(
                     settings, phase, options.count, options.prompt_tokens, options.max_seconds
                 )
                 yield scenario.measure(target, ""), phase
+
+
+def models_folder(folder: Path, model: Path) -> Path:
+    """Make a folder of models for a router, with one in it that is called "benchmark"."""
+    models = folder / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    link = models / "benchmark.gguf"
+    link.unlink(missing_ok=True)
+    link.symlink_to(model.resolve())
+    return models
 
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from typing import Any
 
 import attrs
 
-from benchmarks.plan import Outcome, Plan, Request
+from benchmarks.driver import Outcome, Plan, Request
 from benchmarks.scenarios import Settings
+from benchmarks.servers import Target, TargetError, ask
 from benchmarks.stats import Metric, Sample, sample_of
-from benchmarks.targets import Target, TargetError, ask
 from benchmarks.wire import Shape, answer_of, understand
 
 _MARKS = ("Wsystem", "Wuser", "Wanswer", "Wnext")
@@ -25,7 +25,7 @@ _MARKS = ("Wsystem", "Wuser", "Wanswer", "Wnext")
 
 @attrs.frozen
 class Frame:
-    """What a chat template puts before, between and after the texts of a chat."""
+    """The parts of a chat template before, between and after the texts of a chat."""
 
     head: str
     after_system: str
@@ -172,9 +172,9 @@ class Chats:
     def measure(self, target: Target, seed: str) -> Sample:
         """Run once."""
         settings = self.settings
-        shape = attrs.evolve(
-            settings.with_tokens(self.max_tokens), api="completion", more={"return_tokens": True}
-        )
+        shape = settings.having(
+            max_tokens=self.max_tokens, api="completion", more={"return_tokens": True}
+        ).shape
         frame = frame_of(target)
         system = settings.prompt(self.system_tokens, f"{seed} system")
         rng = random.Random(seed)

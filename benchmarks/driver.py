@@ -1,7 +1,7 @@
 """Many clients on one selector: each sends its requests one after the other and notes times.
 
 One thread, no task for a client, no parsing of bodies: the generator must cost far less than what
-it measures. What the requests mean is the business of `wire`, what the times say that of `stats`.
+it measures. `wire` says what requests mean, and `stats` what the times do.
 """
 
 from __future__ import annotations
@@ -17,13 +17,114 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
+import attrs
+
 from benchmarks.http1 import ProtocolError, ResponseReader
-from benchmarks.plan import CANCELLED, UNFINISHED, Address, Outcome, Plan, Request, Run
 
 RECV_SIZE = 64 * 1024
 MAX_CLIENTS = 4096
-#: How often the running requests are checked for having taken too long, in seconds.
+#: Seconds between two checks for requests that have taken too long.
 _CHECK_EVERY = 0.25
+
+#: The error of a background request that was running when the run ended.
+UNFINISHED = "unfinished"
+
+#: The error of a request that was given up as planned.
+CANCELLED = "cancelled"
+
+
+@attrs.frozen
+class Address:
+    """The address of a server. `host` is an IP address; `prefix` goes before each path."""
+
+    host: str
+    port: int
+    prefix: str = ""
+
+    @property
+    def authority(self) -> str:
+        """The value of the Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+@attrs.frozen
+class Request:
+    """One HTTP request. `body` is JSON, or empty for none.
+
+    The client closes the connection `cancel_after` seconds after it turned to the request.
+    """
+
+    method: str
+    path: str
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+    cancel_after: float = math.inf
+
+    def encode(self, address: Address, *, keep_alive: bool = True) -> bytes:
+        """Return the bytes of the request."""
+        lines = [
+            f"{self.method} {address.prefix}{self.path} HTTP/1.1",
+            f"Host: {address.authority}",
+            f"Connection: {'keep-alive' if keep_alive else 'close'}",
+            "Accept: */*",
+            *(f"{name}: {value}" for name, value in self.headers),
+        ]
+        if self.body:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(self.body)}"]
+        return "\r\n".join([*lines, "", ""]).encode() + self.body
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """The result of one request. Times are of `time.perf_counter`.
+
+    `sent` is when the client turned to the request (connecting, where it had to, comes after).
+    `error` is empty when a whole response arrived, whatever its status.
+    """
+
+    client: int
+    sent: float
+    ended: float
+    first_byte: float | None = None
+    status: int = 0
+    error: str = ""
+    sse: bool = False
+    times: tuple[float, ...] = ()
+    body: bytes = b""
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """The requests of one client, one after the other.
+
+    A background plan repeats until the others are done. Then its request is given up, with the
+    error `UNFINISHED`.
+    """
+
+    requests: Sequence[Request] = ()
+    delay: float = 0.0  # seconds after the beginning of the run
+    after_events: int = 0  # begin once every plan without this number has received so many
+    #: Gets each whole answer, and returns the request that comes next, before the others.
+    then: Callable[[Outcome], Request | None] | None = None
+    pause: float = 0.0  # seconds between two requests
+    background: bool = False
+    hold: bool = False  # only open the connection
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """The outcomes of a run, in the order in which they ended, and what the generator used."""
+
+    outcomes: tuple[Outcome, ...]
+    wall: float
+    cpu: float  # seconds of CPU that this process used meanwhile
+    held: int = 0  # connections of `hold` plans that the server had not closed at the end
+
+    @property
+    def events(self) -> int:
+        """The number of SSE events that arrived."""
+        return sum(len(outcome.times) for outcome in self.outcomes)
 
 
 class _Client:

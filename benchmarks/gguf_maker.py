@@ -34,7 +34,7 @@ MIN_VOCAB = 256 + len(CONTROL)
 MAX_VOCAB = MIN_VOCAB + 2 * len(SYLLABLES) + 2 * len(SYLLABLES) ** 2 + len(SYLLABLES) ** 3
 _BLOCK = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q8_0]  # weights, bytes
 _KINDS = {8: gguf.GGMLQuantizationType.Q8_0, 16: gguf.GGMLQuantizationType.F16}
-#: What a faint layer adds, as a share of what another adds.
+#: The effect of a faint layer, as a share of that of another.
 FAINT = 0.01
 
 CHATML = (
@@ -218,7 +218,6 @@ def deviations(shape: Shape, name: str, rows: int, columns: int) -> NDArray[np.f
 
 
 def _is_faint(shape: Shape, name: str) -> bool:
-    """Whether a matrix is what a faint layer ends with."""
     _blk, layer, matrix, _weight = name.split(".")
     ends = matrix in ("attn_output", "ffn_down")
     return ends and int(layer) >= shape.layers - shape.faint_layers

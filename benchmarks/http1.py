@@ -18,8 +18,8 @@ class ProtocolError(Exception):
 class ResponseReader:
     """One response, fed as the bytes come.
 
-    `times` holds the arrival of each SSE event that has data, in the clock of the caller; comments
-    are no events. For any other content type it stays empty. `body` is complete once `feed` has
+    `times` holds the arrival of each SSE event that has data, in the clock of the caller, without
+    comments. For any other content type it stays empty. `body` is complete once `feed` has
     returned True; for SSE it holds whole events only, with lines that end in LF.
     """
 
@@ -56,7 +56,7 @@ class ResponseReader:
 
     @property
     def body(self) -> bytes:
-        """What has arrived of the body, decoded."""
+        """The body so far, decoded."""
         return b"".join(self.blocks)
 
     def feed(self, data: bytes, now: float) -> bool:

@@ -1,12 +1,13 @@
-"""A model with its draft model: trioserve and llama-server with the same pair, and without.
+"""Drafts of a draft model, or of n-grams: both servers with them and without.
 
     python -m benchmarks.gguf_maker --preset pair pair.gguf
     python -m benchmarks.gguf_maker --preset pair-draft pair-draft.gguf
     python -m benchmarks.pair --model pair.gguf --draft pair-draft.gguf --llama-server PATH
     python -m benchmarks.pair --model M.gguf --draft head.gguf --spec-type draft-eagle3 ...
+    python -m benchmarks.pair --model M.gguf --spec-type ngram-mod --edit --both-args --swa-full
 
-All four run side by side and are measured in turn. llama-server with the draft model is the base of
-the ratios. Where a batch costs as much as its tokens one after the other, as with many quantized
+All four run side by side and are measured in turn. llama-server with drafts is the base of the
+ratios. Where a batch costs as much as its tokens one after the other, as with many quantized
 models on a CPU, no draft can pay.
 """
 
@@ -14,31 +15,36 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 
 import attrs
 
-from benchmarks.harness import Command, Flags, all_running, llama_server, trioserve
-from benchmarks.load import Load, bounded, counts, warm_up
-from benchmarks.measuring import finish, measure_in_turn
-from benchmarks.plan import Plan
-from benchmarks.scenarios import Settings, Streams
-from benchmarks.stats import Metric, Sample, sample_of
-from benchmarks.targets import Target, ask, tokens_per_word
-from benchmarks.wire import Shape
+from benchmarks import report
+from benchmarks.driver import Plan
+from benchmarks.report import Scenario, bounded, counts, finish, measure_all, warm_up
+from benchmarks.scenarios import Settings, Streams, first_requests, plural
+from benchmarks.servers import (
+    BASE,
+    OURS,
+    Command,
+    Flags,
+    Target,
+    all_running,
+    ask,
+    llama_server,
+    trioserve,
+)
+from benchmarks.stats import STREAM_METRICS, Metric, Sample, sample_of
+from benchmarks.wire import Shape, understand_all
 
 _COUNTERS = ("draft_tokens_total", "accepted_tokens_total")
-#: How many tokens were guessed, and how many of the guesses were right.
-DRAFT_METRICS = (
-    Metric("drafted / token", "", digits=2),
-    Metric("accepted / drafted", "", more_is_better=True, digits=2),
-)
 
 
 @attrs.frozen
@@ -50,73 +56,129 @@ class Questions:
     requests: int
     questions: Sequence[str]
 
+    metrics = STREAM_METRICS
+
     @property
     def name(self) -> str:
         """Such as "questions, 8 clients"."""
-        return f"questions, {self.clients} client{'s' if self.clients > 1 else ''}"
+        return f"questions, {plural(self.clients, 'client')}"
 
     def measure(self, target: Target, seed: str) -> Sample:
         """Run once."""
         count = self.clients * self.requests
-        chosen = iter(Random(seed).sample(self.questions, count))
-        shape = attrs.evolve(self.settings.shape, api="chat", ignore_eos=False)
+        chosen = iter(random.Random(seed).sample(self.questions, count))
+        settings = self.settings.having(api="chat", ignore_eos=False)
         plans = [
-            Plan(requests=[shape.request(next(chosen)) for _ in range(self.requests)])
+            Plan(requests=[settings.shape.request(next(chosen)) for _ in range(self.requests)])
             for _ in range(self.clients)
         ]
-        return sample_of(self.settings.run(target, plans), planned=count)
+        return sample_of(settings.run(target, plans), planned=count)
+
+
+@attrs.frozen
+class Edit:
+    """Streams that each repeat a piece of code with one name changed.
+
+    Each prompt is sent once before the measurement. `decode tokens/s` leaves out the time to the
+    first token; it is the sum over all streams.
+    """
+
+    settings: Settings
+    clients: int
+    lines: int = 30
+
+    metrics = (
+        Metric("decode tokens/s", "", more_is_better=True),
+        Metric("tokens/s", "", more_is_better=True),
+        Metric("ttft p50", "ms"),
+    )
+
+    @property
+    def name(self) -> str:
+        """Such as "edit, 8 streams"."""
+        return f"edit, {plural(self.clients, 'stream')}"
+
+    def measure(self, target: Target, seed: str) -> Sample:
+        """Run once."""
+        prompts = [edit_prompt(f"{seed} {client}", self.lines) for client in range(self.clients)]
+        for settings in (self.settings.having(max_tokens=1), self.settings):
+            plans = [Plan(requests=[settings.shape.request(prompt)]) for prompt in prompts]
+            result = settings.run(target, plans)
+        expected = self.settings.shape.max_tokens
+        sample = sample_of(result, planned=self.clients, expected_tokens=expected)
+        good = [stream for stream in understand_all(result.outcomes) if not stream.error]
+        sample.numbers["decode tokens/s"] = sum(
+            (stream.tokens - 1) / max(stream.at[-1] - stream.at[0], 1e-9) for stream in good
+        )
+        return sample
+
+
+def edit_prompt(seed: str, lines: int) -> str:
+    """Ask for a piece of one of the modules here with a name changed, another for each seed."""
+    rng = random.Random(seed)
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    texts = [[line for line in path.read_text().splitlines() if line.strip()] for path in files]
+    text = rng.choice([text for text in texts if len(text) > lines])
+    start = rng.randrange(len(text) - lines)
+    code = "\n".join(text[start : start + lines])
+    name = Counter(re.findall(r"[a-z_]{4,}", code)).most_common(1)[0][0]
+    new = f"{name}_{rng.randrange(10, 100)}"
+    return (
+        f"A piece of a program:\n\n```python\n{code}\n```\n\n"
+        f"The same piece, where `{name}` is called `{new}`:\n\n```python\n"
+    )
 
 
 @attrs.frozen
 class Drafted:
-    """Streams, and how many of the drafted tokens were accepted."""
+    """A scenario, and how many of the drafted tokens were accepted."""
 
-    streams: Streams | Questions
-
-    metrics = (*Streams.metrics, *DRAFT_METRICS)
+    scenario: Scenario
 
     @property
     def name(self) -> str:
-        """Such as "8 streams"."""
-        return self.streams.name
+        """That of the scenario."""
+        return self.scenario.name
+
+    @property
+    def metrics(self) -> Sequence[Metric]:
+        """Those of the scenario, and two more."""
+        return (
+            *self.scenario.metrics,
+            Metric("drafted / token", "", digits=2),
+            Metric("accepted / drafted", "", more_is_better=True, digits=2),
+        )
 
     def measure(self, target: Target, seed: str) -> Sample:
         """Run once."""
-        return counting(target, lambda: self.streams.measure(target, seed))
+        before = self._counted(target)
+        sample = self.scenario.measure(target, seed)
+        after = self._counted(target)
+        drafted, accepted = (end - start for start, end in zip(before, after, strict=True))
+        if sample.numbers.get("tokens"):
+            sample.numbers["drafted / token"] = drafted / sample.numbers["tokens"]
+        if drafted:
+            sample.numbers["accepted / drafted"] = accepted / drafted
+        return sample
 
-
-def counting(target: Target, measure: Callable[[], Sample]) -> Sample:
-    """Measure, and add the `DRAFT_METRICS` to the numbers."""
-    before = counted(target)
-    sample = measure()
-    drafted, accepted = (b - a for a, b in zip(before, counted(target), strict=True))
-    if sample.numbers.get("tokens"):
-        sample.numbers["drafted / token"] = drafted / sample.numbers["tokens"]
-    if drafted:
-        sample.numbers["accepted / drafted"] = accepted / drafted
-    return sample
-
-
-def counted(target: Target) -> list[float]:
-    """Read how many tokens a server has drafted and accepted so far; 0 where it does not say."""
-    text = ask(target, "GET", "/metrics")
-    found = [re.search(rf"^\S*num_{name} (\S+)$", text, re.MULTILINE) for name in _COUNTERS]
-    return [float(match[1]) if match else 0.0 for match in found]
+    def _counted(self, target: Target) -> list[float]:
+        text = ask(target, "GET", "/metrics")
+        found = [re.search(rf"^\S*num_{name} (\S+)$", text, re.MULTILINE) for name in _COUNTERS]
+        return [float(match[1]) if match else 0.0 for match in found]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pair", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = report.arguments("pair", __doc__)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="the GGUF file of the model")
-    add("--draft", type=Path, required=True, help="the GGUF file of its draft model")
+    add("--draft", type=Path, help="the GGUF file of its draft model; none for n-grams")
     add("--spec-type", default="draft-simple", help="the type of drafts, such as draft-eagle3")
+    add("--edit", action="store_true", help="repeat code with a name changed")
     add("--questions", type=Path, help="a text file, a question a line, to send in place of words")
     add("--llama-server", type=Path, default=os.environ.get("LLAMA_SERVER"), help="the program")
-    add("--trioserve-args", default="", help="more flags for trioserve with the draft model")
-    add("--llama-server-args", default="", help="more flags for llama-server with the draft model")
+    add("--trioserve-args", default="", help="more flags for trioserve with drafts")
+    add("--llama-server-args", default="", help="more flags for llama-server with drafts")
     add("--both-args", default="", help="more flags for all four, as one string")
     add("-t", "--threads", type=bounded(1, 512), default=2)
     add("-np", "--slots", type=bounded(1, 256), default=8)
@@ -135,51 +197,46 @@ def commands_of(options: argparse.Namespace) -> list[Command]:
     Raises:
         TargetError: llama-server is not there.
     """
-    draft = shlex.quote(str(options.draft.resolve()))
-    pair = f"--metrics -md {draft} --spec-type {options.spec_type}"
+    draft = f" -md {shlex.quote(str(options.draft.resolve()))}" if options.draft else ""
+    drafts = f"--metrics --spec-type {options.spec_type}{draft}"
     commands = [
-        trioserve(f"{pair} {options.trioserve_args}"),
-        attrs.evolve(trioserve("--metrics"), name="trioserve, no draft"),
+        trioserve(f"{drafts} {options.trioserve_args}"),
+        trioserve("--metrics", f"{OURS}, no draft"),
     ]
     if options.llama_server is not None:
-        more = f"{pair} {options.llama_server_args}"
         commands += [
-            attrs.evolve(llama_server(options.llama_server, "--metrics"), name="no draft"),
-            llama_server(options.llama_server, more),
+            llama_server(options.llama_server, "--metrics", f"{BASE}, no draft"),
+            llama_server(options.llama_server, f"{drafts} {options.llama_server_args}"),
         ]
     return commands
 
 
-def measure_all(options: argparse.Namespace, targets: Sequence[Target]) -> dict[str, object]:
-    """Measure all numbers of clients, print the tables, and return the samples.
+def scenarios_of(options: argparse.Namespace, target: Target) -> list[Scenario]:
+    """Make a scenario for each number of clients.
 
     Raises:
-        TargetError: a server does not answer.
+        TargetError: the server does not answer.
     """
-    settings = Settings(
-        shape=Shape(api="completion", max_tokens=options.max_tokens),
-        words_per_token=1 / tokens_per_word(targets[0]),
-        slots=options.slots,
-    )
-    warm_up(targets, Load(clients=1, requests=2, shape=settings.shape).measure)
-    lines = options.questions.read_text(encoding="utf-8").splitlines() if options.questions else ()
-    loads = (
-        Questions(settings, clients, options.requests, lines)
-        if lines
-        else Streams(settings, clients, options.requests)
-        for clients in options.clients
-    )
-    return measure_in_turn(options, targets, [Drafted(one) for one in loads])
+    shape = Shape(api="completion", max_tokens=options.max_tokens)
+    settings = Settings(shape=shape, slots=options.slots).fit(target)
+
+    def scenario(clients: int) -> Scenario:
+        if options.edit:
+            return Edit(settings, clients)
+        if options.questions:
+            lines = options.questions.read_text(encoding="utf-8").splitlines()
+            return Questions(settings, clients, options.requests, lines)
+        return Streams(settings, clients, options.requests)
+
+    return [Drafted(scenario(clients)) for clients in options.clients]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns 2 when something could not be measured."""
     options = parse(argv)
+    more = tuple(shlex.split(options.both_args))
     flags = Flags(
-        model=options.model.resolve(),
-        threads=options.threads,
-        slots=options.slots,
-        more=tuple(shlex.split(options.both_args)),
+        model=options.model.resolve(), threads=options.threads, slots=options.slots, more=more
     )
 
     def measure() -> dict[str, object]:
@@ -187,7 +244,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             tempfile.TemporaryDirectory(prefix="benchmarks-") as logs,
             all_running(commands_of(options), flags, Path(logs)) as targets,
         ):
-            return measure_all(options, targets)
+            warm_up(targets, first_requests(Settings(shape=Shape(api="completion"))))
+            return measure_all(options, targets, scenarios_of(options, targets[0]))
 
     return finish(options, measure)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import BASE, OURS
+from benchmarks.servers import BASE, OURS
 from trioserve.bench import plot
 from trioserve.bench.stats import Spread, spread
 

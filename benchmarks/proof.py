@@ -3,8 +3,8 @@
     python -m benchmarks.proof --model 25m-152k.gguf --model 110m-32k.gguf --out DIR
     python -m benchmarks.proof --draw DIR/results.json --out docs
 
-Each row starts both servers afresh, measures them in turn, A B A B, and says what was measured,
-what the target is, and whether it is met. A row that fails does not stop the others.
+Each row starts both servers afresh, measures them in turn, A B, B A, and reports each figure with
+its target, and whether it is met. A row that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -14,31 +14,36 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from benchmarks import pictures, report
-from benchmarks.busy import busy
-from benchmarks.harness import (
+from benchmarks.cancel import models_folder
+from benchmarks.driver import Address
+from benchmarks.report import Note, bounded, in_turn, progress, seconds, warm_up
+from benchmarks.rows import DIRECT, MET, MISSED, QUICK, ROUTER, Row, Sizes, Verdict, judge, rows
+from benchmarks.scenarios import Settings, first_requests
+from benchmarks.servers import (
+    Command,
     Flags,
+    Target,
+    TargetError,
     all_running,
+    busy,
     exit_on_sigterm,
     layout_of,
     llama_server,
+    running,
     trioserve,
 )
-from benchmarks.load import Load, bounded, progress, seconds, warm_up
-from benchmarks.rows import BASE, MET, MISSED, QUICK, Check, Row, Sizes, Verdict, judge, rows
-from benchmarks.scenarios import Scenario, Settings
 from benchmarks.stats import Sample
-from benchmarks.targets import Target, TargetError, tokens_per_word
 from benchmarks.wire import Shape
 from trioserve.bench.report import machine
-
-Note = Callable[[str], None]
+from trioserve.models import BUNDLED
 
 
 @attrs.frozen(kw_only=True)
@@ -52,50 +57,46 @@ class Result:
     verdicts: tuple[Verdict, ...] = ()
     error: str = ""
     layouts: dict[str, str] = attrs.field(factory=dict)  # of the KV cache, by server
+    base: str = ""  # of ratios
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.proof", description=(__doc__ or "").partition("\n")[0]
-    )
-    keys = [row.key for row in rows(Sizes())]
+    parser = report.arguments("proof", __doc__)
+    table = rows(Sizes())
+    keys = [row.key for row in table]
     add = parser.add_argument
     add(
         "--model",
         type=Path,
         action="append",
         default=[],
-        help="a GGUF file; given more than once, rows of one model use the last one",
+        help="a GGUF file, by default the bundled one; repeatable: rows of one model use the last",
     )
     add("--draw", type=Path, help="a results.json: only draw its pictures again, into --out")
-    add("--out", type=Path, required=True, help="folder for results.json, .md, pictures and logs")
+    add("--out", type=Path, default=Path("results"), help="folder for results, pictures and logs")
     add("--llama-server", type=Path, default=os.environ.get("LLAMA_SERVER") or None)
-    add(
-        "--rows",
-        default="all",
-        help=f"all, table (what people start), or some of: {', '.join(keys)}; with commas",
-    )
+    add("--rows", default="table", help=f"table, all, or some of {', '.join(keys)}; with commas")
     add("--quick", action="store_true", help="very small sizes: does it work, not how well")
     add("--rounds", type=bounded(1, 100), default=5, help="runs of each server, if time allows")
-    add("--budget", type=seconds, default=690.0, help="seconds for all; rounds are left out for it")
-    add("--max-time", type=seconds, default=60.0, help="seconds for one run of one server")
+    add("--budget", type=seconds, default=1450.0, help="seconds for all; rounds are left out")
+    add("--max-time", type=seconds, default=120.0, help="seconds for one run of one server")
     add("-t", "--threads", type=bounded(1, 512), default=None, help="default: each server's own")
     add("-np", "--slots", type=bounded(1, 256), default=8)
     add("--both-args", default="", help="more flags for both, as one string")
     add("--trioserve-args", default="", help="more flags for trioserve, as one string")
     add("--llama-server-args", default="", help="more flags for llama-server, as one string")
+    add("--also", action="append", default=[], metavar="FLAGS", help="trioserve with these, too")
     add("--start-timeout", type=seconds, default=60.0, help="seconds until /health answers 200")
     add("--busy", type=bounded(0, 512), default=0, help="processes that keep a core busy meanwhile")
     add("--quiet", action="store_true", help="do not report progress on standard error")
     options = parser.parse_args(argv)
-    named = {"all": keys, "table": [row.key for row in rows(Sizes()) if row.in_table]}
+    named = {"all": keys, "table": [row.key for row in table if row.in_table]}
     options.rows = named.get(options.rows) or options.rows.split(",")
     for key in options.rows:
         if key not in keys:
             parser.error(f"no row is called {key!r}; there are {', '.join(keys)}")
-    if not options.model and options.draw is None:
-        parser.error("which --model?")
+    options.model = options.model or [BUNDLED]
     for path in (*options.model, options.draw):
         if path is not None and not path.is_file():
             parser.error(f"{path} is no file")
@@ -103,81 +104,87 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def jobs_of(options: argparse.Namespace) -> list[tuple[Path, Row]]:
-    """Return what is run: rows of every model with each, the others with the last."""
+    """Return what is run: rows of every model with each, the others with the last or bundled."""
     chosen = [row for row in rows(QUICK if options.quick else Sizes()) if row.key in options.rows]
-    last = len(options.model) - 1
-    return [
-        (model, row)
-        for number, model in enumerate(options.model)
-        for row in chosen
-        if row.every_model or number == last
-    ]
+    *others, last = options.model
+    jobs = [(model, row) for model in others for row in chosen if row.every_model]
+    return jobs + [(BUNDLED if row.bundled else last, row) for row in chosen]
 
 
-def settings_of(options: argparse.Namespace, target: Target) -> Settings:
-    """Make what the scenarios have in common. The target says how many tokens a word is."""
+def commands_of(options: argparse.Namespace, row: Row, model: Path, folder: Path) -> list[Command]:
+    """Return how the servers of a row are started, the base of the ratios last.
+
+    Raises:
+        TargetError: llama-server is not there.
+    """
+    ours = options.trioserve_args
+    if row.ours == ROUTER:
+        models = shlex.quote(str(models_folder(folder, model)))
+        direct = shlex.quote(str(model.resolve()))
+        return [
+            trioserve(f"{ours} --models-dir {models}", ROUTER),
+            trioserve(f"{ours} -m {direct}", DIRECT),
+        ]
+    also = [trioserve(f"{ours} {more}", f"{row.ours} {more}") for more in options.also]
+    theirs = []
+    if options.llama_server is not None:
+        theirs.append(llama_server(options.llama_server, options.llama_server_args))
+    return [trioserve(ours), *also, *theirs]
+
+
+@contextmanager
+def servers_of(
+    options: argparse.Namespace, row: Row, model: Path, logs: Path
+) -> Iterator[tuple[list[Target], Settings]]:
+    """Run the servers of a row, or make what starts them; give them with the settings.
+
+    Raises:
+        TargetError: a server could not be started, or does not answer.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    commands = {one.name: one for one in commands_of(options, row, model, logs)}
+    flags = flags_of(options, row, model)
     sizes = QUICK if options.quick else Sizes()
-    return Settings(
-        shape=Shape(max_tokens=sizes.max_tokens),
-        words_per_token=1 / tokens_per_word(target),
-        slots=options.slots,
-        requests=sizes.requests,
-        timeout=options.max_time,
-        max_time=options.max_time,
+    settings = Settings(
+        shape=Shape(max_tokens=sizes.max_tokens), slots=options.slots, max_time=options.max_time
     )
 
+    def start(target: Target) -> AbstractContextManager[Target]:
+        log = logs / f"{target.name}.log"
+        return running(commands[target.name], flags, log, start_timeout=options.start_timeout)
 
-def rounds_in_time(
-    targets: Sequence[Target],
-    scenario: Scenario,
-    rounds: int,
-    until: float,
-    note: Note,
-) -> dict[str, list[Sample]]:
-    """Measure A B, B A, and so on, at least once; no round begins that would end after `until`.
-
-    A round has the same seed for every server. An error ends it and is part of the sample.
-    """
-    samples: dict[str, list[Sample]] = {target.name: [] for target in targets}
-    longest = 0.0
-    for number in range(rounds):
-        started = time.monotonic()
-        if number and started + longest > until:
-            break
-        for target in targets if number % 2 == 0 else reversed(targets):
-            note(f"  {scenario.name}, round {number + 1}: {target.name}")
-            try:
-                sample = scenario.measure(target, f"{scenario.name} round {number}")
-            except (TargetError, OSError, ValueError, KeyError) as error:
-                sample = Sample(numbers={}, requests=1, failed=1, errors=(repr(error),))
-            samples[target.name].append(sample)
-        longest = max(longest, time.monotonic() - started)
-    return samples
+    if row.fresh:
+        targets = [Target(name, Address("127.0.0.1", 0)) for name in commands]
+        for target in targets:
+            with start(target):  # makes the file known, and the page cache warm
+                pass
+        yield targets, attrs.evolve(settings, start=start)
+        return
+    timeout = options.start_timeout
+    with all_running(list(commands.values()), flags, logs, start_timeout=timeout) as targets:
+        settings = settings.fit(targets[-1])
+        if row.generates:
+            warm_up(targets, first_requests(settings))
+        else:
+            warm_up(targets, row.cases[0].scenario(settings))
+        yield targets, settings
 
 
 def run_row(
     options: argparse.Namespace, model: Path, row: Row, until: float, note: Note
 ) -> list[Result]:
-    """Start both servers, run the scenarios of a row, and judge them.
+    """Run the scenarios of a row on its servers, and judge them.
 
     Raises:
         TargetError: a server could not be started, or does not answer.
     """
-    both = row.both_args
-    commands = [trioserve(f"{options.trioserve_args} {row.trioserve_args} {both}")]
-    if options.llama_server is not None:
-        commands.append(llama_server(options.llama_server, f"{options.llama_server_args} {both}"))
     logs = options.out / "logs" / f"{model.stem}-{row.key}"
-    flags = flags_of(options, model)
     results = []
-    with all_running(commands, flags, logs, start_timeout=options.start_timeout) as targets:
-        pairs = row.scenarios(settings_of(options, targets[0]))
-        load = Load(clients=1, requests=2, shape=Shape(max_tokens=16))
-        warm_up(targets, load.measure if row.generates else pairs[0][0].measure)
-        for number, (scenario, checks) in enumerate(pairs):
-            now = time.monotonic()
-            share = now + (until - now) / (len(pairs) - number)
-            samples = rounds_in_time(targets, scenario, options.rounds, share, note)
+    with servers_of(options, row, model, logs) as (targets, settings):
+        for number, case in enumerate(row.cases):
+            scenario, now = case.scenario(settings), time.monotonic()
+            share = now + (until - now) / (len(row.cases) - number)
+            samples = in_turn(targets, scenario, options.rounds, note, until=share)
             title = f"{model.stem}: {scenario.name}"
             print(report.table(title, scenario.metrics, samples), flush=True)
             results.append(
@@ -186,21 +193,22 @@ def run_row(
                     row=row.key,
                     scenario=scenario.name,
                     samples=samples,
-                    verdicts=tuple(judge(check, samples) for check in checks),
+                    verdicts=tuple(
+                        judge(check, samples, row.ours, row.base) for check in case.checks
+                    ),
                     layouts={t.name: layout_of(logs / f"{t.name}.log") for t in targets},
+                    base=row.base,
                 )
             )
     return results
 
 
-def flags_of(options: argparse.Namespace, model: Path) -> Flags:
-    """Return the flags that the servers share."""
-    return Flags(
-        model=model.resolve(),
-        threads=options.threads,
-        slots=options.slots,
-        more=tuple(shlex.split(options.both_args)),
-    )
+def flags_of(options: argparse.Namespace, row: Row, model: Path) -> Flags:
+    """Return the flags that the servers share; the last of two that set the same counts."""
+    more = shlex.split(f"{options.both_args} {row.both_args}")
+    slots = 0 if "-np" in more else options.slots
+    given = None if row.ours == ROUTER else model.resolve()
+    return Flags(model=given, threads=options.threads, slots=slots, more=tuple(more))
 
 
 def summary(results: Sequence[Result]) -> list[tuple[str, ...]]:
@@ -215,9 +223,9 @@ def summary(results: Sequence[Result]) -> list[tuple[str, ...]]:
             check = verdict.check
             cell = f"{check.show(verdict.value)} {verdict.outcome}"
             if verdict.base is not None:
-                cell += f" ({BASE} {check.show(verdict.base)})"
-            cells = lines.setdefault((result.scenario, check.text, check.target), {})
-            cells[result.model] = cell
+                cell += f" ({result.base} {check.show(verdict.base)})"
+            line = (result.scenario, check.text, check.target(result.base))
+            lines.setdefault(line, {})[result.model] = cell
     head = ("scenario", "figure", "target", *models)
     return [head, *((*line, *(cells.get(m, "") for m in models)) for line, cells in lines.items())]
 
@@ -234,12 +242,10 @@ def layouts(results: Sequence[Result]) -> list[str]:
 
 def write(options: argparse.Namespace, results: Sequence[Result]) -> None:
     """Write what is known so far: after each row, so that an early end loses nothing."""
-    shown = report.plain(options) | {"model": [str(model) for model in options.model]}
-    flags = " ".join(flags_of(options, options.model[0]).arguments()[2:])
-    report.write_json(
-        options.out / "results.json",
-        {"options": shown, "flags": flags, "results": [_plain(result) for result in results]},
-    )
+    threads = f" -t {options.threads}" if options.threads else ""
+    flags = f"-np {options.slots}{threads} {options.both_args}".strip()
+    content = {"flags": flags, "results": [_plain(result) for result in results]}
+    report.write_json(options.out / "results.json", options, content)
     here = machine()
     where = f"{here['cores']} cores, {here['system']} {here['machine']}"
     text = f"Measured {here['when']}, {where}; both servers with `{flags}`.\n\n"
@@ -252,8 +258,8 @@ def write(options: argparse.Namespace, results: Sequence[Result]) -> None:
 
 def _plain(result: Result) -> dict[str, Any]:
     whole = attrs.asdict(result)
-    for verdict in whole["verdicts"]:
-        verdict["check"]["target"] = Check(**verdict["check"]).target
+    for verdict, known in zip(whole["verdicts"], result.verdicts, strict=True):
+        verdict["check"]["target"] = known.check.target(result.base)
     return whole
 
 

@@ -1,52 +1,54 @@
-"""The table that trioserve is measured by: each row a scenario, with its targets beside it."""
+"""The table that trioserve is measured by: rows of scenarios, with their targets beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import attrs
 
-from benchmarks.busy import Beside
-from benchmarks.cancel import PHASES, Cancel
+from benchmarks.cancel import Cancel
 from benchmarks.chats import Chats
-from benchmarks.everyday import Editor, Embeddings, Turns
+from benchmarks.many import FEW, MANY, ManyClients
+from benchmarks.report import Scenario
 from benchmarks.scenarios import (
-    Connections,
+    Beside,
+    Embeddings,
+    Idle,
     LongPrompt,
-    Scenario,
     Settings,
     SharedPrefix,
+    Start,
     Streams,
+    Structured,
+    Turns,
 )
-from benchmarks.stats import Sample, column, ratio, worst_failures
-from benchmarks.structured import Structured
+from benchmarks.servers import BASE, OURS
+from benchmarks.stats import Sample, column, failures, ratio
 from trioserve.bench.stats import Spread, spread
 
-OURS, BASE = "trioserve", "llama-server"
 MET, MISSED, MISSING = "met", "missed", "not measured"
-UNSUPPORTED = "not supported yet"
 
 
 @attrs.frozen(kw_only=True)
 class Check:
-    """One target: a number, and its bound.
+    """One target: a number of a scenario, and its bound.
 
-    `ratio`: the number is that of trioserve divided by that of llama-server. An empty `metric`
-    stands for the requests that failed.
+    `ratio`: the number is that of trioserve divided by that of llama-server.
     """
 
     text: str
-    metric: str = ""
+    metric: str
     bound: float
     least: bool = False  # the bound is the least that is allowed, not the most
-    ratio: bool = False
+    ratio: bool = True
     unit: str = ""
     digits: int = 2
 
-    @property
-    def target(self) -> str:
-        """The bound in words."""
-        of = f" of {BASE}" if self.ratio else ""
+    def target(self, base: str = BASE) -> str:
+        """Return the bound in words."""
+        of = f" of {base}" if self.ratio else ""
         return f"{'at least' if self.least else 'at most'} {self.bound:g}{_space(self.unit)}{of}"
 
     def show(self, value: Spread | None) -> str:
@@ -62,249 +64,285 @@ def _space(unit: str) -> str:
 
 
 @attrs.frozen(kw_only=True)
-class Row:
-    """A row of the table: scenarios that run one after the other, and targets for each.
-
-    `every_model`: it is run with each model, else with the last one only.
-    """
-
-    key: str
-    scenarios: Callable[[Settings], Sequence[tuple[Scenario, Sequence[Check]]]]
-    every_model: bool = False
-    in_table: bool = False  # of the table of `--rows table`
-    generates: bool = True  # text; else it makes embeddings
-    trioserve_args: str = ""
-    both_args: str = ""
-
-
-@attrs.frozen(kw_only=True)
 class Verdict:
-    """What came of a check. `base` is the same number of llama-server, where it is no ratio."""
+    """The outcome of a check. `base` is the number of llama-server, unless it is a ratio."""
 
     check: Check
     value: Spread | None
     base: Spread | None
     rounds: int
-    outcome: str  # MET, MISSED, MISSING or UNSUPPORTED
+    outcome: str  # MET, MISSED or MISSING
 
 
-def judge(check: Check, samples: Mapping[str, Sequence[Sample]]) -> Verdict:
-    """Compare what was measured with the target.
-
-    A run in which requests failed has met no target, whatever its numbers.
-    """
-    ours, base = samples.get(OURS, ()), samples.get(BASE, ())
-    if not check.metric:
-        value = spread([float(sample.failed) for sample in ours])
-        other = spread([float(sample.failed) for sample in base])
-    elif check.ratio:
-        value, other = ratio(ours, base, check.metric), None
+def judge(
+    check: Check, samples: Mapping[str, Sequence[Sample]], ours: str = OURS, base: str = BASE
+) -> Verdict:
+    """Compare the measured numbers with the target. A run with failed requests has met none."""
+    own, other = samples.get(ours, ()), samples.get(base, ())
+    theirs = None
+    if check.ratio:
+        value = ratio(own, other, check.metric)
     else:
-        value = spread(column(ours, check.metric))
-        other = spread(column(base, check.metric))
+        value = spread(column(own, check.metric))
+        theirs = spread(column(other, check.metric))
     outcome = MISSING
     if value is not None:
         good = value.median >= check.bound if check.least else value.median <= check.bound
-        outcome = MET if good and not worst_failures({OURS: ours}) else MISSED
-    elif any(note.startswith(UNSUPPORTED) for sample in ours for note in sample.notes):
-        outcome = UNSUPPORTED
-    return Verdict(check=check, value=value, base=other, rounds=len(ours), outcome=outcome)
+        outcome = MET if good and not failures({ours: own}) else MISSED
+    return Verdict(check=check, value=value, base=theirs, rounds=len(own), outcome=outcome)
+
+
+@attrs.frozen
+class Case:
+    """A scenario, made from the settings, with its targets, and changes of the requests' shape."""
+
+    make: Callable[[Settings], Scenario]
+    checks: Sequence[Check]
+    shape: Mapping[str, Any] = attrs.field(factory=dict)
+
+    def scenario(self, settings: Settings) -> Scenario:
+        """Make the scenario."""
+        return self.make(settings.having(**self.shape))
+
+
+@attrs.frozen(kw_only=True)
+class Row:
+    """A row of the table: scenarios that run one after the other, and targets for each."""
+
+    key: str
+    cases: Sequence[Case]
+    in_table: bool = True  # of `--rows table`
+    every_model: bool = False  # run with each model; else with the last one only
+    bundled: bool = False  # run with the bundled model: the loop is measured, not the model
+    generates: bool = True  # text; else it makes embeddings
+    fresh: bool = False  # its scenarios start the servers
+    ours: str = OURS
+    base: str = BASE  # of ratios
+    both_args: str = ""
+
+
+ROUTER, DIRECT = "router", "direct"
 
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """How much each row does."""
+    """The size of each row's work."""
 
     requests: int = 2
     max_tokens: int = 64
-    queued: int = 50
-    shared_clients: int = 8
-    shared_tokens: int = 1000
-    chats: int = 16
-    turns: int = 6
-    long_prompt: int = 3000
-    long_tokens: int = 400
-    cancels: int = 20
-    cancel_seconds: float = 20.0
-    busy_tokens: int = 256
-    connections: int = 1000
-    connection_tokens: int = 320
-    short_tokens: int = 19
     long_output: int = 400
     dialog_turns: int = 5
-    burst_tokens: int = 300
-    edits: int = 10
+    prompts: tuple[int, int] = (900, 300)  # words
     texts: int = 64
+    long_prompt: int = 3000
+    long_tokens: int = 400
+    shared_tokens: int = 1000
+    cancels: int = 24
+    cancel_tokens: int = 6000
+    busy_tokens: int = 256
+    idle_seconds: float = 10.0
+    clients: tuple[int, ...] = (64, 256, 1024)
+    chats: int = 16
+    chat_turns: int = 6
 
 
 #: So small that every row runs in a few seconds: whether all works, not how well.
 QUICK = Sizes(
     requests=1,
     max_tokens=16,
-    queued=20,
-    shared_clients=4,
-    shared_tokens=200,
-    chats=4,
-    turns=3,
-    long_prompt=600,
-    long_tokens=150,
-    cancels=4,
-    cancel_seconds=5.0,
-    busy_tokens=32,
-    connections=100,
-    connection_tokens=100,
     long_output=32,
     dialog_turns=2,
-    burst_tokens=60,
-    edits=3,
+    prompts=(90, 30),
     texts=16,
+    long_prompt=600,
+    long_tokens=150,
+    shared_tokens=200,
+    cancels=4,
+    cancel_tokens=600,
+    busy_tokens=32,
+    idle_seconds=1.0,
+    clients=(32,),
+    chats=4,
+    chat_turns=3,
 )
+
+
+def _least(text: str, metric: str, bound: float, **more: Any) -> Check:
+    return Check(text=text, metric=metric, bound=bound, least=True, **more)
+
+
+def _most(text: str, metric: str, bound: float, **more: Any) -> Check:
+    return Check(text=text, metric=metric, bound=bound, **more)
+
+
+_FASTER = _least("throughput", "tokens/s", 1.05)
+_SOONER = _most("TTFT p50", "ttft p50", 1.0)
+_WALL = _most("wall", "wall s", 1.0)
+_STREAM = (_FASTER, _SOONER)
+_TURNS = (
+    _most("wall", "wall s", 0.95),
+    _most("TTFT p50 of later turns", "later ttft p50", 1.0),
+)
+_TEXTS = (_least("texts per second", "texts/s", 1.05),)
+_BESIDE_PROMPT = (
+    _most("gaps p99 meanwhile / median before", "p99 meanwhile / p50 before", 5, ratio=False),
+    _most("TTFT of the long prompt", "long prompt ttft", 1.25),
+)
+_SHARED = (
+    _most("TTFT p99 / one prefill", "ttft p99 / one prefill", 1.3, ratio=False),
+    _most("wall", "wall s", 0.25),
+)
+_CANCEL = (_most("slot free, the greatest", "slot free max", 50, unit="ms", ratio=False),)
+_BUSY = (
+    _least("throughput beside a busy process / quiet", "busy / quiet", 0.6, ratio=False),
+    _FASTER,
+)
+_START = (
+    _most("ready", "ready", 1.0, unit="s", ratio=False),
+    _most("PSS after one answer", "PSS", 1.0),
+)
+_IDLE = (
+    _most("CPU time", "cpu", 50, unit="ms", ratio=False, digits=1),
+    _most("sleeps of threads", "sleeps", 100, ratio=False, digits=0),
+    _most("system calls", "system calls", 500, ratio=False, digits=0),
+)
+_THROUGH_ROUTER = (
+    _least("throughput", "tokens/s", 0.95),
+    _most("TTFT p50", "ttft p50", 1.2),
+)
+_MANY = (
+    _most("memory of a waiting connection", "memory/connection", 100, unit="KB", ratio=False),
+    _most("memory of a request", "memory/request", 200, unit="KB", ratio=False),
+    _least("share of the key with few clients", "share of the few", 0.4, ratio=False),
+    _most("CPU of the loop", "loop cpu", 30, unit="s", ratio=False),
+    _least("requests a second of a loop's core", "requests/s of a loop's core", 300, ratio=False),
+)
+_MANY_STREAMS = (
+    _least("throughput", "tokens/s", 1.0),
+    _SOONER,
+    _most("TTFT p99", "ttft p99", 1.0),
+    *_MANY,
+)
+_MANY_ANSWERS = (
+    _least("requests per second", "requests/s", 1.0),
+    _most("latency p50", "latency p50", 1.0),
+    _most("latency p99", "latency p99", 1.0),
+    *_MANY,
+)
+_SCHEMA = (
+    _least("throughput with / without", "schema / plain", 0.9, ratio=False),
+    _least("throughput", "tokens/s", 1.5),
+)
+_CHATS = (_most("prefilled / new tokens", "prefilled / new", 1.05, ratio=False, digits=3),)
 
 
 def rows(sizes: Sizes) -> list[Row]:
     """Return the table."""
-    faster = Check(text="throughput", metric="tokens/s", bound=1.05, least=True, ratio=True)
-    sooner = Check(text="TTFT p50", metric="ttft p50", bound=1.0, ratio=True)
-
-    def single(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        return [(Streams(settings, 1, 2 * sizes.requests), [faster, sooner])]
-
-    def many(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        return [
-            (Streams(settings, 8, sizes.requests), [faster, sooner]),
-            (Streams(settings, 16, 1), [faster]),
-        ]
-
-    def queue(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        checks = [
-            faster,
-            Check(text="requests that failed", bound=0, digits=0),
-            Check(text="latency p99", metric="latency p99", bound=1.0, ratio=True),
-        ]
-        return [(Streams(settings, sizes.queued, 1), checks)]
-
-    def shared(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        checks = [
-            Check(text="TTFT p99 / one prefill", metric="ttft p99 / one prefill", bound=1.3),
-            Check(text="total wall", metric="wall s", bound=0.25, ratio=True),
-        ]
-        scenario = SharedPrefix(settings, sizes.shared_clients, sizes.shared_tokens)
-        return [(scenario, checks)]
-
-    def chats(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        text = "prefilled / new tokens"
-        checks = [Check(text=text, metric="prefilled / new", bound=1.05, digits=3)]
-        return [(Chats(settings, sizes.chats, sizes.turns), checks)]
-
-    def long_prompt(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        checks = [
-            Check(
-                text="ITL p99 meanwhile / median before",
-                metric="p99 meanwhile / p50 before",
-                bound=5,
-            ),
-            Check(
-                text="TTFT of the long prompt", metric="long prompt ttft", bound=1.25, ratio=True
-            ),
-        ]
-        scenario = LongPrompt(
-            settings, prompt_tokens=sizes.long_prompt, max_tokens=sizes.long_tokens
+    n, (longest, shorter) = sizes.requests, sizes.prompts
+    native = {"api": "completion"}
+    chats = [partial(Turns, clients=count, turns=sizes.dialog_turns) for count in (1, 4, 8)]
+    prompts = [
+        partial(
+            Streams,
+            clients=count,
+            prompt_words=length,
+            title=f"{count} at once, prompt of {length} words",
         )
-        return [(scenario, checks)]
-
-    def cancel(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        check = Check(text="slot free p99", metric="slot free p99", bound=50, unit="ms")
-        count, limit = sizes.cancels, sizes.cancel_seconds
-        return [(Cancel(settings, phase, count, max_seconds=limit), [check]) for phase in PHASES]
-
-    def schema(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        text = "throughput with / without"
-        checks = [
-            Check(text=text, metric="schema / plain", bound=0.9, least=True),
-            Check(text="throughput", metric="tokens/s", bound=1.5, least=True, ratio=True),
-        ]
-        return [(Structured(settings, count), checks) for count in (1, 8)]
-
-    def beside(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        text = "throughput beside a busy process / quiet"
-        check = Check(text=text, metric="busy / quiet", bound=0.6, least=True)
-        return [(Beside(settings, max_tokens=sizes.busy_tokens), [check])]
-
-    def connections(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        checks = [
-            Check(text="memory a connection", metric="memory/connection", bound=100, unit="KB"),
-            Check(text="/health p99", metric="health p99", bound=50, unit="ms"),
-        ]
-        return [
-            (
-                Connections(
-                    settings, sizes.connections, waiting, max_tokens=sizes.connection_tokens
-                ),
-                checks,
-            )
-            for waiting in (False, True)
-        ]
-
-    def short(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        settings = attrs.evolve(settings, shape=attrs.evolve(settings.shape, api="completion"))
-        longer = attrs.evolve(settings, shape=settings.with_tokens(sizes.long_output))
-        n = sizes.short_tokens
-        return [
-            (Streams(settings, 1, 2 * sizes.requests, n), [faster, sooner]),
-            (Streams(settings, 4, sizes.requests, n), [faster, sooner]),
-            (Streams(settings, 8, sizes.requests, n), [faster, sooner]),
-            (Streams(settings, 8, 1, n), [faster]),
-            (Streams(longer, 8, 1, n), [faster]),
-        ]
-
-    def turns(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        checks = [
-            Check(text="wall", metric="wall s", bound=0.95, ratio=True),
-            Check(text="TTFT p50 of later turns", metric="later ttft p50", bound=1.0, ratio=True),
-        ]
-        return [(Turns(settings, count, sizes.dialog_turns), checks) for count in (1, 4, 8)]
-
-    def burst(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        checks = [sooner, Check(text="wall", metric="wall s", bound=1.0, ratio=True)]
-        settings = attrs.evolve(settings, shape=settings.with_tokens(32))
-        return [(Streams(settings, 4, 1, sizes.burst_tokens), checks)]
-
-    def editor(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        checks = [sooner, Check(text="wall", metric="wall s", bound=0.95, ratio=True)]
-        return [(Editor(settings, count, sizes.edits), checks) for count in (1, 8)]
-
-    def embeddings(settings: Settings) -> Sequence[tuple[Scenario, Sequence[Check]]]:
-        text = "texts per second"
-        check = Check(text=text, metric="texts/s", bound=1.05, least=True, ratio=True)
-        return [(Embeddings(settings, count, sizes.texts), [check]) for count in (1, 8)]
-
-    # Idle connections must still be there when they are counted.
-    stay = "--keep-alive-timeout 600"
+        for count, length in ((1, longest), (1, shorter), (4, shorter))
+    ]
+    long_prompt = partial(LongPrompt, prompt_tokens=sizes.long_prompt, max_tokens=sizes.long_tokens)
+    cancel = partial(
+        Cancel,
+        phase="prefill",
+        count=sizes.cancels,
+        prompt_tokens=sizes.cancel_tokens,
+        max_seconds=120.0,
+    )
+    many = partial(ManyClients, requests=n)
     return [
-        Row(key="single", scenarios=single, every_model=True, in_table=True),
-        Row(key="streams", scenarios=many, every_model=True, in_table=True),
-        Row(key="short", scenarios=short, every_model=True, in_table=True),
-        Row(key="turns", scenarios=turns, every_model=True, in_table=True),
-        Row(key="burst", scenarios=burst, every_model=True, in_table=True),
-        Row(key="editor", scenarios=editor, every_model=True),
+        Row(
+            key="single",
+            cases=[Case(partial(Streams, clients=1, requests=2 * n), _STREAM)],
+            every_model=True,
+        ),
+        Row(
+            key="eight",
+            cases=[
+                Case(
+                    partial(
+                        Streams, clients=8, requests=n, prompt_tokens=19, title="8 short requests"
+                    ),
+                    _STREAM,
+                    native,
+                ),
+                Case(
+                    partial(Streams, clients=8, prompt_tokens=19),
+                    _STREAM,
+                    native | {"max_tokens": sizes.long_output},
+                ),
+                Case(partial(Streams, clients=8, requests=n, title="8 chats"), _STREAM),
+            ],
+            every_model=True,
+        ),
+        Row(key="turns", cases=[Case(chat, _TURNS) for chat in chats], every_model=True),
+        Row(
+            key="prompts",
+            cases=[Case(prompt, (_WALL, _SOONER), {"max_tokens": 32}) for prompt in prompts],
+            every_model=True,
+        ),
         Row(
             key="embeddings",
-            scenarios=embeddings,
-            in_table=True,
+            cases=[
+                Case(partial(Embeddings, clients=count, texts=sizes.texts), _TEXTS)
+                for count in (1, 8)
+            ],
             generates=False,
             both_args="--embeddings --pooling mean",
         ),
-        Row(key="queue", scenarios=queue, every_model=True),
-        Row(key="structured", scenarios=schema, every_model=True, in_table=True),
-        Row(key="busy", scenarios=beside, in_table=True),
-        Row(key="long-prompt", scenarios=long_prompt, in_table=True),
-        Row(key="shared-prefix", scenarios=shared),
-        Row(key="cancel", scenarios=cancel, in_table=True),
+        Row(key="long-prompt", cases=[Case(long_prompt, _BESIDE_PROMPT)]),
         Row(
-            key="connections",
-            scenarios=connections,
-            trioserve_args=stay,
-            both_args="--cache-ram 0",  # prompts that are kept are no memory of connections
+            key="shared-prefix",
+            cases=[Case(partial(SharedPrefix, shared_tokens=sizes.shared_tokens), _SHARED)],
         ),
-        Row(key="chats", scenarios=chats),
+        Row(key="cancel", cases=[Case(cancel, _CANCEL)]),
+        Row(key="busy", cases=[Case(partial(Beside, max_tokens=sizes.busy_tokens), _BUSY)]),
+        Row(key="start", cases=[Case(Start, _START)], every_model=True, fresh=True),
+        Row(key="idle", cases=[Case(partial(Idle, seconds=sizes.idle_seconds), _IDLE)]),
+        Row(
+            key="router",
+            cases=[
+                Case(partial(Streams, clients=1, requests=2 * n), _THROUGH_ROUTER),
+                Case(partial(Streams, clients=8, requests=n), _THROUGH_ROUTER),
+            ],
+            ours=ROUTER,
+            base=DIRECT,
+        ),
+        Row(
+            key="many",
+            cases=[
+                Case(partial(many, clients=count, streams=streams), checks)
+                for count in sizes.clients
+                for streams, checks in ((True, _MANY_STREAMS), (False, _MANY_ANSWERS))
+            ],
+            fresh=True,
+            bundled=True,
+            both_args=f"-np 16 --api-key {MANY},{FEW}",
+        ),
+        Row(
+            key="sixteen",
+            cases=[Case(partial(Streams, clients=16), [_FASTER])],
+            every_model=True,
+            in_table=False,
+        ),
+        Row(
+            key="structured",
+            cases=[Case(partial(Structured, clients=count), _SCHEMA) for count in (1, 8)],
+            every_model=True,
+            in_table=False,
+        ),
+        Row(
+            key="chats",
+            cases=[Case(partial(Chats, chats=sizes.chats, turns=sizes.chat_turns), _CHATS)],
+            in_table=False,
+        ),
     ]

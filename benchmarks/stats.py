@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from benchmarks.plan import Run
+from benchmarks.driver import Run
 from benchmarks.wire import Stream, understand_all
-from trioserve.bench.stats import Spread, percentile, spread
+from trioserve.bench.stats import Spread, percentile, ratio_of
 
 #: The numbers of one run by name. A number that could not be measured is missing.
 Numbers = dict[str, float]
@@ -26,7 +27,7 @@ class Metric:
     digits: int = 1
 
 
-#: What a run of plain streams yields.
+#: The numbers of a run of plain streams.
 STREAM_METRICS = (
     Metric("tokens/s", "", more_is_better=True),
     Metric("requests/s", "", more_is_better=True, digits=2),
@@ -102,11 +103,8 @@ def sample_of(run: Run, *, planned: int, expected_tokens: int = 0) -> Sample:
 
 def error_kinds(streams: Iterable[Stream]) -> tuple[str, ...]:
     """Return each error once, with the number of times it came, at most ten kinds."""
-    counts: dict[str, int] = {}
-    for stream in streams:
-        if stream.error:
-            counts[stream.error] = counts.get(stream.error, 0) + 1
-    return tuple(f"{count} x {error}" for error, count in list(counts.items())[:10])
+    counts = Counter(stream.error for stream in streams if stream.error)
+    return tuple(f"{count} x {error}" for error, count in counts.most_common(10))
 
 
 def column(samples: Sequence[Sample], name: str) -> list[float]:
@@ -116,18 +114,33 @@ def column(samples: Sequence[Sample], name: str) -> list[float]:
 
 def ratio(samples: Sequence[Sample], base: Sequence[Sample], name: str) -> Spread | None:
     """Return the ratio of the medians, with the bounds of the ratios of each round."""
-    median, base_median = spread(column(samples, name)), spread(column(base, name))
-    if median is None or base_median is None or base_median.median == 0:
-        return None
     pairs = [
-        sample.numbers[name] / other.numbers[name]
-        for sample, other in zip(samples, base, strict=False)
-        if sample.numbers.get(name) is not None and other.numbers.get(name)
+        (ours.numbers[name], theirs.numbers[name])
+        for ours, theirs in zip(samples, base, strict=False)
+        if name in ours.numbers and name in theirs.numbers
     ]
-    value = median.median / base_median.median
-    return Spread(value, min(pairs, default=value), max(pairs, default=value))
+    return ratio_of([ours for ours, _ in pairs], [theirs for _, theirs in pairs])
 
 
-def worst_failures(samples: Mapping[str, Sequence[Sample]]) -> int:
+def joined(sample: Sample, *others: Sample, **numbers: float) -> Sample:
+    """Add other runs' requests and failures to a sample, and more numbers."""
+    runs = (sample, *others)
+    return Sample(
+        numbers=sample.numbers | numbers,
+        requests=sum(run.requests for run in runs),
+        failed=sum(run.failed for run in runs),
+        errors=tuple(error for run in runs for error in run.errors),
+        notes=tuple(note for run in runs for note in run.notes),
+    )
+
+
+def quotient(name: str, above: Sample, below: Sample, metric: str = "tokens/s") -> Numbers:
+    """Return a number of one sample over that of another under a name, if both have it."""
+    if metric in above.numbers and below.numbers.get(metric):
+        return {name: above.numbers[metric] / below.numbers[metric]}
+    return {}
+
+
+def failures(samples: Mapping[str, Sequence[Sample]]) -> int:
     """Return the number of requests that failed, all servers together."""
     return sum(sample.failed for runs in samples.values() for sample in runs)

@@ -1,4 +1,4 @@
-"""Where the time of a short request goes, from its first byte to its first token, part by part.
+"""The time of a short request, from its first byte to its first token, part by part.
 
     python -m benchmarks.trace --model MODEL.gguf --llama-server PATH --out DIR
 
@@ -24,21 +24,28 @@ from typing import Any
 import attrs
 
 from benchmarks import report
-from benchmarks.driver import run
-from benchmarks.harness import Command, Flags, all_running, exit_on_sigterm, llama_server
-from benchmarks.load import Load, bounded, counts, progress, seconds, warm_up
-from benchmarks.plan import Outcome, Plan
-from benchmarks.rows import BASE, OURS
-from benchmarks.scenarios import Settings
-from benchmarks.targets import Target, TargetError, tokens_per_word
-from benchmarks.wire import APIS, Shape, understand
+from benchmarks.driver import Outcome, Plan
+from benchmarks.report import bounded, counts, progress, warm_up
+from benchmarks.scenarios import Settings, Streams, first_requests, plural
+from benchmarks.servers import (
+    BASE,
+    OURS,
+    Command,
+    Flags,
+    Target,
+    TargetError,
+    all_running,
+    exit_on_sigterm,
+    llama_server,
+)
+from benchmarks.wire import Shape, understand
 from trioserve.bench import plot
 from trioserve.bench.report import machine
 from trioserve.bench.stats import Spread, percentile
 
 _HEADER = "X-Trace"
 
-#: What is noted of a request, in this order, and what has happened since the note before.
+#: The notes of a request, in this order, each with the part of its way since the note before.
 PARTS = {
     "read": "connect and read",
     "opened": "parse, check, render, tokenize",
@@ -197,20 +204,15 @@ def serve(path: Path, argv: Sequence[str]) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.trace", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = report.arguments("trace", __doc__)
     add = parser.add_argument
     add("--model", type=Path, required=True, help="the GGUF file that both serve")
     add("--llama-server", type=Path, default=os.environ.get("LLAMA_SERVER") or None)
     add("--clients", type=counts, default=[1, 8, 16], help="with commas")
     add("--requests", type=bounded(1, 10_000), default=4, help="for each client, one by one")
     add("--prompt-tokens", type=bounded(1, 100_000), default=19)
-    add("--max-tokens", type=bounded(1, 100_000), default=64, help="tokens of each output")
-    add("--api", choices=APIS, default="completion")
     add("--rounds", type=bounded(1, 1000), default=5, help="runs of each server")
     add("-np", "--slots", type=bounded(1, 256), default=8)
-    add("--max-time", type=seconds, default=300.0, help="seconds for one run of one server")
     add("--out", type=Path, required=True, help="folder for trace.json, trace.svg and logs")
     add("--quiet", action="store_true", help="do not report progress on standard error")
     return parser.parse_args(argv)
@@ -218,7 +220,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 @attrs.frozen
 class Seen:
-    """What the client saw of a request: when it was sent, and when its first token came."""
+    """A request as its client saw it: when it was sent, and when its first token came."""
 
     id: str
     sent: float
@@ -234,21 +236,16 @@ def measure_one(
     Raises:
         TargetError: a request failed.
     """
-    load = Load(
-        clients=n_clients,
-        requests=options.requests,
-        prompt_words=max(1, round(options.prompt_tokens * settings.words_per_token)),
-        shape=settings.shape,
-    )
+    streams = Streams(settings, n_clients, options.requests, options.prompt_tokens)
     names = {}
     plans = []
-    for client, plan in enumerate(load.plans(seed)):
+    for client, plan in enumerate(streams.plans(seed)):
         requests = []
         for number, request in enumerate(plan.requests):
             names[client, number] = name = f"{seed} {client} {number}"
             requests.append(attrs.evolve(request, headers=(*request.headers, (_HEADER, name))))
         plans.append(Plan(requests=requests))
-    result = run(target.address, plans, timeout=options.max_time, max_time=options.max_time)
+    result = settings.run(target, plans)
     seen, numbers = [], [itertools.count() for _ in range(n_clients)]
     for outcome in sorted(result.outcomes, key=lambda one: one.sent):
         stream = understand(outcome)
@@ -297,11 +294,8 @@ def measure(options: argparse.Namespace) -> dict[int, dict[str, dict[str, list[f
     flags, note = Flags(model=options.model.resolve(), slots=options.slots), progress(options.quiet)
     seen: dict[int, dict[str, list[Seen]]] = {}
     with all_running(commands, flags, options.out / "logs") as targets:
-        settings = Settings(
-            shape=Shape(api=options.api, max_tokens=options.max_tokens),
-            words_per_token=1 / tokens_per_word(targets[0]),
-        )
-        warm_up(targets, Load(clients=1, requests=2, shape=settings.shape).measure)
+        settings = Settings(shape=Shape(api="completion")).fit(targets[0])
+        warm_up(targets, first_requests(settings))
         for number, n_clients in itertools.product(range(options.rounds), options.clients):
             for target in targets if number % 2 == 0 else reversed(targets):
                 seed = f"trace {n_clients} {number}"
@@ -326,7 +320,7 @@ def panels(found: Mapping[int, Mapping[str, Mapping[str, Sequence[float]]]]) -> 
     """Make a panel for each number of clients, with the parts in their order."""
     return [
         plot.Panel(
-            title=f"{n_clients} client{'s' * (n_clients > 1)} at once, ms",
+            title=f"{plural(n_clients, 'client')} at once, ms",
             more_is_better=False,
             rows=[_row(title, by_server) for title in (*PARTS.values(), WHOLE)],
         )
@@ -353,11 +347,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TargetError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    content = {"options": report.plain(options), "milliseconds": found}
-    report.write_json(options.out / "trace.json", content)
+    report.write_json(options.out / "trace.json", options, {"milliseconds": found})
     caption = (
         f"{options.rounds} rounds of {options.requests} requests for each client, "
-        f"{options.prompt_tokens} + {options.max_tokens} tokens, none sent twice, the servers in "
+        f"{options.prompt_tokens} + 64 tokens, none sent twice, the servers in "
         f"turn; model {options.model.stem}, both with -np {options.slots} and nothing else, on "
         f"{machine()['cores']} cores. Medians; thin lines reach from the first to the third "
         "quartile. The clocks themselves take a few microseconds for each part."

@@ -1,4 +1,4 @@
-"""What it costs to wake the event loop from the inference thread.
+"""The cost of waking the event loop from the inference thread.
 
     python -m benchmarks.wakeups
 
@@ -18,6 +18,7 @@ from collections.abc import Callable
 import attrs
 import trio
 
+from benchmarks import report
 from trioserve.server.dispatch import Bridge, EventFdBridge, RunSyncSoonBridge
 
 ROUNDS = 7
@@ -91,6 +92,7 @@ async def measure(kind: Callable[[], Bridge], n_at_once: int) -> Cost:
 
 def main() -> None:
     """Print the table: the medians of interleaved rounds."""
+    report.arguments("wakeups", __doc__).parse_args()
     print("| at once | by | µs to notify | µs of the event loop | wake-ups |")
     print("|--:|---|--:|--:|--:|")
     for n_at_once in (1, 64):

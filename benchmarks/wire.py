@@ -13,15 +13,15 @@ from typing import Any
 
 import attrs
 
+from benchmarks.driver import Outcome, Request
 from benchmarks.http1 import payloads
-from benchmarks.plan import Outcome, Request
 
 APIS = ("chat", "completion")
 
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """How requests are made: the API, the length of the output, and what goes with it."""
+    """The form of requests: the API, the length of the output, and more fields."""
 
     api: str = attrs.field(default="chat", validator=attrs.validators.in_(APIS))
     max_tokens: int = 64

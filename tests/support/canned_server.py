@@ -11,8 +11,19 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from benchmarks.plan import Address
-from benchmarks.selfcheck import read_request
+from benchmarks.driver import Address
+
+
+def read_request(connection: socket.socket) -> bytes:
+    """Read one request with a Content-Length, and return it."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += connection.recv(65536)
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or 0)
+    while len(body) < length:
+        body += connection.recv(65536)
+    return head + b"\r\n\r\n" + body
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.schema_set import examine
 from tests.support.grammar_bench import refusal, schema
+from tests.support.schema_set import examine
 from tests.support.served_model import ServedModel, served
 from tests.support.tool_schemas import GENERATED
 from trioserve.config import Config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.schema_set import drawn, examine
+from tests.support.schema_set import drawn, examine
 from trioserve.llama.backend import LlamaBackend
 
 

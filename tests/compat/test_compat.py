@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compat import run as compat
-from benchmarks.compat.calls import Call, draw
-from benchmarks.compat.diff import MISSING, Difference, assemble, differences, events_in
-from benchmarks.compat.known import KNOWN
+from tests.compat import run as compat
+from tests.compat.calls import Call, draw
+from tests.compat.diff import MISSING, Difference, assemble, differences, events_in
+from tests.compat.known import KNOWN
 
 
 def test_the_same_seed_draws_the_same_requests() -> None:

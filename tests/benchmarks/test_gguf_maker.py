@@ -1,4 +1,4 @@
-"""The made pair: a target model, and its first layers as the draft."""
+"""Models with random weights: their shapes, and the pair of a model and its draft."""
 
 from __future__ import annotations
 
@@ -38,6 +38,26 @@ def test_the_presets_of_the_pair_go_together() -> None:
     assert attrs.evolve(pair, layers=draft.layers, faint_layers=0) == draft
     assert pair.faint_layers == pair.layers - draft.layers
     assert list(pair.matrices())[: 1 + 7 * draft.layers] == list(draft.matrices())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"faint_layers": 2},
+        {"bits": 4},
+        {"vocab": 100},
+        {"width": 65},
+        {"heads": 3},
+        {"layers": 0},
+        {"ffn": 100},
+    ],
+)
+def test_impossible_shapes_are_refused(change: dict[str, int]) -> None:
+    pytest.importorskip("gguf")
+    from benchmarks import gguf_maker
+
+    with pytest.raises(ValueError, match="must be"):
+        attrs.evolve(gguf_maker.PRESETS["tiny"], **change)
 
 
 def opened(path: Path) -> Any:

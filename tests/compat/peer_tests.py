@@ -1,6 +1,6 @@
 """Run llama-server's own tests with trioserve in the place of the program.
 
-    python -m benchmarks.compat.peer_tests --sdist llama_cpp_python-0.3.36.tar.gz
+    python -m tests.compat.peer_tests --sdist llama_cpp_python-0.3.36.tar.gz
 
 The tests are those of the llama.cpp inside llama-cpp-python's source distribution; `--sdist` is
 the archive or the folder that it was unpacked to. Their packages go into a separate
@@ -25,8 +25,8 @@ from pathlib import Path
 
 import attrs
 
-from benchmarks.compat import peer_known, peer_plugin, stand_ins
-from benchmarks.load import bounded
+from benchmarks.report import bounded
+from tests.compat import peer_known, peer_plugin, stand_ins
 
 ROOT = Path(__file__).parents[2]
 _TESTS = "vendor/llama.cpp/tools/server/tests"
@@ -72,7 +72,7 @@ class Result:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.compat.peer_tests",
+        prog="python -m tests.compat.peer_tests",
         description=(__doc__ or "").partition("\n")[0],
     )
     add = parser.add_argument
@@ -147,7 +147,7 @@ def program(work: Path) -> Path:
     )
     path.write_text(
         f"#!/bin/sh\nexport PYTHONPATH='{ROOT}'\n{settings}"
-        f"exec '{sys.executable}' -m benchmarks.compat.slow_router \"$@\"\n"
+        f"exec '{sys.executable}' -m tests.compat.slow_router \"$@\"\n"
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path

@@ -1,4 +1,4 @@
-"""The load generator against servers that send known bytes, and the maker of models."""
+"""The load generator against servers that send known bytes."""
 
 from __future__ import annotations
 
@@ -8,20 +8,35 @@ import json
 import socket
 import threading
 
-import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from benchmarks import load, report
-from benchmarks.driver import run
+from benchmarks.cancel import cut
+from benchmarks.driver import UNFINISHED, Address, Outcome, Plan, Request, run
 from benchmarks.http1 import ProtocolError, ResponseReader, payloads
-from benchmarks.plan import UNFINISHED, Address, Plan, Request
-from benchmarks.selfcheck import HEAD, chunk, event, measure, read_request
-from benchmarks.stats import Metric, Sample, ratio, sample_of
-from benchmarks.targets import TargetError, target_of
-from benchmarks.wire import Shape, understand
-from tests.support.canned_server import serving_bytes
-from trioserve.bench.stats import percentile
+from benchmarks.stats import sample_of
+from benchmarks.wire import Shape, answer_of, understand
+from tests.support.canned_server import read_request, serving_bytes
+
+HEAD = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+    b"Cache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n"
+)
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(content: str, **more: object) -> bytes:
+    choices = [{"finish_reason": None, "index": 0, "delta": {"content": content}}]
+    return b"data: %b\n\n" % json.dumps({"choices": choices, "id": "x", **more}).encode()
+
+
+def native(content: str, **more: object) -> bytes:
+    """One event of ``/completion``."""
+    return b"data: %b\n\n" % json.dumps({"content": content, **more}).encode()
+
 
 USAGE = {"completion_tokens": 5, "prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2}}
 #: Three events with output (one of them two tokens, as far as the usage says), and three without.
@@ -37,6 +52,10 @@ CHAT = [
 STREAM = HEAD + b"".join(map(chunk, CHAT)) + chunk(b"")
 CLOSED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 REFUSED = json.dumps({"error": {"code": 400, "message": "no such field"}}).encode()
+LAST = native("", stop=True, tokens_predicted=2, tokens_evaluated=3, timings={"prompt_n": 3})
+NATIVE = HEAD + b"".join(
+    chunk(data) for data in (native("a", tokens=[1]), native("b", tokens=[2]), LAST, b"")
+)
 
 
 def feed(data: bytes, cuts: list[int]) -> ResponseReader:
@@ -69,7 +88,7 @@ def test_events_are_counted_however_the_bytes_are_cut(cuts: list[int], crlf: boo
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000,
     ],
 )
-def test_what_is_no_response_is_refused(data: bytes) -> None:
+def test_bytes_of_other_protocols_are_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         ResponseReader().feed(data, 0.0)
 
@@ -88,12 +107,11 @@ def test_a_chat_stream_is_understood() -> None:
 
 def test_connections_are_kept_and_remade() -> None:
     plan = Plan(requests=[Shape().request("hello")] * 4)
-    with serving_bytes(STREAM, STREAM, keep=2) as address:
-        result = run(address, [plan], timeout=60)
-    assert [understand(outcome).error for outcome in result.outcomes] == [""] * 4
-    with serving_bytes(STREAM, STREAM, STREAM, STREAM) as address:
-        result = run(address, [plan], keep_alive=False, timeout=60)
-    assert [understand(outcome).error for outcome in result.outcomes] == [""] * 4
+    for keep in (2, 1):
+        answers = [STREAM] * (4 // keep)
+        with serving_bytes(*answers, keep=keep) as address:
+            result = run(address, [plan], keep_alive=keep > 1, timeout=60)
+        assert [understand(outcome).error for outcome in result.outcomes] == [""] * 4
 
 
 @pytest.mark.parametrize(
@@ -114,6 +132,20 @@ def test_a_bad_answer_is_a_failure_that_says_why(answer: bytes, error: str) -> N
     sample = sample_of(result, planned=1)
     assert sample.failed == 1
     assert error in sample.errors[0]
+
+
+def test_a_plan_continues_with_the_answer() -> None:
+    answers: list[tuple[str, list[int]]] = []
+
+    def then(found: Outcome) -> Request | None:
+        answers.append(answer_of(found))
+        return shape.request("more") if len(answers) < 3 else None
+
+    shape = Shape(api="completion")
+    with serving_bytes(NATIVE, keep=3) as address:
+        result = run(address, [Plan(requests=[shape.request("x")], then=then)], timeout=60)
+    assert len(result.outcomes) == 3
+    assert answers == [("ab", [1, 2])] * 3
 
 
 def test_late_and_background_plans() -> None:
@@ -159,62 +191,21 @@ def test_late_and_background_plans() -> None:
     assert by_client[2].error == UNFINISHED
 
 
-def test_the_generator_loses_no_event() -> None:
-    result = measure(clients=5, events=40, step=0.0)
-    assert result.events == 5 * 42
-    assert sample_of(result, planned=5, expected_tokens=40).failed == 0
+def test_a_request_is_cut_off_while_it_decodes() -> None:
+    closed = threading.Event()
 
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            read_request(connection)
+            connection.sendall(HEAD + chunk(native("a")) + chunk(native("b")))
+            if connection.recv(1) == b"":
+                closed.set()
 
-@pytest.mark.parametrize(
-    "url", ["https://127.0.0.1:1", "127.0.0.1:80", "http://192.0.2.1:80", "http://", "http://h:x"]
-)
-def test_other_machines_and_bad_urls_are_refused(url: str) -> None:
-    with pytest.raises(TargetError):
-        target_of(url)
-
-
-def test_targets() -> None:
-    assert target_of("http://127.0.0.1:81/v1").address == Address("127.0.0.1", 81)
-    assert target_of("http://[::1]:81/x/").address == Address("::1", 81, "/x")
-    remote = target_of("http://192.0.2.1:80", allow_remote=True)
-    assert remote.address.authority == "192.0.2.1:80"
-
-
-def test_ratios_are_of_medians() -> None:
-    mine = [Sample(numbers={"n": value}) for value in (2.0, 4.0, 9.0)]
-    base = [Sample(numbers={"n": value}) for value in (1.0, 2.0, 3.0)]
-    found = ratio(mine, base, "n")
-    assert found is not None
-    assert (found.median, found.low, found.high) == (2.0, 2.0, 3.0)
-    assert percentile([1, 2, 3, 4], 0.5) == 2.5
-    table = report.table("title", [Metric("n", "ms"), Metric("m", "")], {"a": mine, "b": base})
-    assert "4.0 [2.0, 9.0]  2.0 [1.0, 3.0]  2.000 [2.000, 3.000]" in table
-
-
-def test_two_servers_are_measured_in_turn() -> None:
-    lines: list[str] = []
-    one_load = load.Load(clients=1, shape=Shape(max_tokens=5), keep_alive=False)
-    with serving_bytes(*[STREAM] * 2) as one, serving_bytes(*[STREAM] * 2) as two:
-        targets = [target_of(f"http://{address.authority}") for address in (one, two)]
-        samples = load.interleave(targets, 2, one_load.measure, "1 client", lines.append)
-    names = [target.name for target in targets]
-    assert {name: len(found) for name, found in samples.items()} == dict.fromkeys(names, 2)
-    assert [line.split()[-1] for line in lines] == [*names, *reversed(names)]
-    assert all(sample.failed == 0 for found in samples.values() for sample in found)
-
-
-def test_impossible_shapes_are_refused() -> None:
-    pytest.importorskip("gguf")
-    from benchmarks import gguf_maker
-
-    for change in (
-        {"faint_layers": 2},
-        {"bits": 4},
-        {"vocab": 100},
-        {"width": 65},
-        {"heads": 3},
-        {"layers": 0},
-        {"ffn": 100},
-    ):
-        with pytest.raises(ValueError, match="must be"):
-            attrs.evolve(gguf_maker.PRESETS["tiny"], **change)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        address = Address("127.0.0.1", listener.getsockname()[1])
+        assert cut(address, Shape(api="completion").request("x"), 10.0, 2, 10.0) is not None
+        thread.join(10)
+    assert closed.is_set()

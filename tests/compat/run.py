@@ -1,6 +1,6 @@
 """Send random requests to trioserve and to llama-server, and compare what they answer.
 
-    python -m benchmarks.compat --llama-server PATH --requests 200 --seed 1
+    python -m tests.compat --llama-server PATH --requests 200 --seed 1
 
 Starts both with the same model and flags; `--trioserve-url` and `--llama-server-url` name servers
 that run already, with the same model, alias and number of slots. What differs beyond ids, times
@@ -21,12 +21,19 @@ from pathlib import Path
 
 import attrs
 
-from benchmarks.compat.calls import Call, draw
-from benchmarks.compat.diff import Answer, Difference, differences
-from benchmarks.compat.known import KNOWN
-from benchmarks.harness import Flags, all_running, llama_server, trioserve
-from benchmarks.load import bounded
-from benchmarks.targets import Target, TargetError, target_of
+from benchmarks.report import bounded
+from benchmarks.servers import (
+    Flags,
+    Target,
+    TargetError,
+    all_running,
+    llama_server,
+    target_at,
+    trioserve,
+)
+from tests.compat.calls import Call, draw
+from tests.compat.diff import Answer, Difference, differences
+from tests.compat.known import KNOWN
 
 _MODEL = Path(__file__).parents[2] / "trioserve/models/bundled.gguf"
 _ALIAS = "compared"
@@ -43,7 +50,7 @@ class Pair:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.compat", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m tests.compat", description=(__doc__ or "").partition("\n")[0]
     )
     add = parser.add_argument
     add(
@@ -74,7 +81,7 @@ def pair_of(options: argparse.Namespace) -> Iterator[Pair]:
         TargetError: one of them is not there, or does not start.
     """
     if options.trioserve_url is not None:
-        yield Pair(target_of(options.trioserve_url), target_of(options.llama_server_url))
+        yield Pair(target_at(options.trioserve_url), target_at(options.llama_server_url))
         return
     flags = Flags(
         model=options.model.resolve(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.compat.diff import MISSING, Known, only_ours, only_theirs, same_stripped
+from tests.compat.diff import MISSING, Known, only_ours, only_theirs, same_stripped
 
 #: What depends on the tokens that were chosen.
 _OUTPUT = (

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compat import peer_known, peer_plugin, peer_tests, stand_ins
-from benchmarks.compat.peer_tests import Result, sorted_in, table
+from tests.compat import peer_known, peer_plugin, peer_tests, stand_ins
+from tests.compat.peer_tests import Result, sorted_in, table
 from trioserve.config import Config
 from trioserve.llama.model import LlamaModel
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from benchmarks.compat.calls import Call
+from tests.compat.calls import Call
 
 
 class _Missing:

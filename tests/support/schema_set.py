@@ -1,6 +1,6 @@
 """How much of JSON Schema is enforced, and what that costs, in the manner of JSONSchemaBench.
 
-    python -m benchmarks.schema_set --model MODEL [--count 300] [--write FILE]
+    python -m tests.support.schema_set --model MODEL [--count 300] [--write FILE]
 
 The schemas are drawn by Hypothesis, always the same for a count. Each that the server accepts is
 followed by outputs of random tokens, as no model would choose them: all that the grammar allows

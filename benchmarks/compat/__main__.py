@@ -1,8 +1,0 @@
-"""``python -m benchmarks.compat``."""
-
-import sys
-
-from benchmarks.compat.run import main
-
-if __name__ == "__main__":
-    sys.exit(main())
