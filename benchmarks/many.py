@@ -8,6 +8,7 @@ second, as long as it has requests.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 import attrs
@@ -89,20 +90,29 @@ class ManyClients:
                 if warm_up.measure(server, f"{seed} warm-up").failed:
                     raise ValueError("the first requests failed")
             before = pss_of(server.pid)[0]
-            held = [Plan(hold=True)] * self.clients
-            idle: list[float] = []
-            settings.run(server, held, lambda: idle.append(pss_of(server.pid or 0)[0]))
+            idle = self._idle_memory(settings, server)
             loop = loop_cpu(server.pid)
             with PeakMemory(server.pid) as peak:
                 result = settings.run(server, self._plans(settings, seed))
             loop = loop_cpu(server.pid) - loop
         sample = self._sample(result)
-        sample.numbers["memory/connection"] = (idle[0] - before) * 1e3 / self.clients
+        sample.numbers["memory/connection"] = (idle - before) * 1e3 / self.clients
         sample.numbers["memory/request"] = (peak.greatest - before) * 1e3 / self.clients
         if target.name == OURS and loop:  # llama-server's first thread computes
             sample.numbers["loop cpu"] = loop
             sample.numbers["requests/s of a loop's core"] = sample.requests / loop
         return sample
+
+    def _idle_memory(self, settings: Settings, server: Target) -> float:
+        """Return the PSS with all connections, two seconds after they were opened."""
+        found: list[float] = []
+
+        def look() -> None:
+            time.sleep(2.0)
+            found.append(pss_of(server.pid or 0)[0])
+
+        settings.run(server, [Plan(hold=True)] * self.clients, look)
+        return found[0]
 
     def _is_few(self, client: int) -> bool:
         return client % 8 == 7
