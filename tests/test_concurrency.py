@@ -1,4 +1,4 @@
-"""`alongside`, `Patience`, `Bell`, `Feed`, `Gate`, `Jobs`, `repeat` and `surely`."""
+"""`alongside`, `Patience`, `Bell`, `Feed`, `Gate`, `Jobs`, `repeat` and `run_in_worker`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trioserve.concurrency import (
     check_cancelled,
     deadline_scope,
     repeat,
-    surely,
+    run_in_worker,
 )
 from trioserve.errors import (
     DeadlineExceededError,
@@ -504,16 +504,16 @@ async def test_cleanup_is_done_without_a_thread(monkeypatch: pytest.MonkeyPatch)
     async def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    await surely(lambda: done.append(threading.get_ident()))
+    await run_in_worker(lambda: done.append(threading.get_ident()))
     assert done != [threading.get_ident()]
     monkeypatch.setattr(trio.to_thread, "run_sync", refuse)
-    await surely(lambda: done.append(threading.get_ident()))
+    await run_in_worker(lambda: done.append(threading.get_ident()))
     assert done[1:] == [threading.get_ident()]
 
 
 async def test_what_cleanup_raises_is_raised() -> None:
     with pytest.raises(RuntimeError, match="its own"):
-        await surely(partial(_fail, RuntimeError("its own")))
+        await run_in_worker(partial(_fail, RuntimeError("its own")))
 
 
 def _fail(error: Exception) -> None:

@@ -69,7 +69,7 @@ async def alongside(*functions: Callable[[], Awaitable[object]]) -> AsyncIterato
 
 
 def _is_cancelled(error: BaseException) -> bool:
-    """Whether an exception is `Cancelled`, or a group that contains nothing else."""
+    """True if an exception is `Cancelled`, or a group that contains nothing else."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(trio.Cancelled)[1] is None
     return isinstance(error, trio.Cancelled)
@@ -167,7 +167,7 @@ class Feed(Generic[_T]):
         self._items: deque[_T] = deque()
         self._size, self._weigh = size, weigh
         self._weight = 0.0  # of the unread items
-        #: Whether `end` was called. Unread items may remain.
+        #: True if `end` was called. Unread items may remain.
         self.is_over = False
         self._error: Exception | None = None
         #: Wakes who waits. A `ParkingLot` for one task would double the cost of a wake-up.
@@ -224,7 +224,7 @@ class Feed(Generic[_T]):
 
     @property
     def is_full(self) -> bool:
-        """Whether `room` would block."""
+        """True if `room` would block."""
         return not self.is_over and self._weight >= self._size
 
     def check(self) -> None:
@@ -293,7 +293,7 @@ class Gate:
         self._ends: dict[object, Callable[[TrioServeError], object]] = {}
         #: The phase, to read and to wait for. Only the gate sets it.
         self.phase = AsyncValue(Phase.OPEN)
-        #: How many blocks are open.
+        #: The number of open blocks.
         self.n_open = AsyncValue(0)
 
     def check(self) -> None:
@@ -337,7 +337,7 @@ class Gate:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the current task does work that has begun: see `inside`."""
+        """True if the current task does work that has begun: see `inside`."""
         return _inside.get().get(self, False)
 
     @contextmanager
@@ -530,11 +530,13 @@ def check_cancelled() -> None:
 
 
 def has_no_thread(error: BaseException) -> bool:
-    """Whether an exception is Python's for a thread that the system refuses to start."""
+    """True if an exception is Python's for a thread that the system refuses to start."""
     return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
 
 
-async def surely(work: Callable[[], object], limiter: trio.CapacityLimiter | None = None) -> None:
+async def run_in_worker(
+    work: Callable[[], object], limiter: trio.CapacityLimiter | None = None
+) -> None:
     """Do short work in a worker thread, or here if the system refuses a thread.
 
     For work that no request waits for, such as cleanup.

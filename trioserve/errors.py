@@ -367,7 +367,7 @@ class GatedModelError(HubError):
 
 
 class HashMismatchError(HubError):
-    """What was downloaded is not what the hub says the file is."""
+    """A downloaded file does not have the hash that the hub tells."""
 
 
 class DiskFullError(HubError):
@@ -401,7 +401,7 @@ class ToolCallDecidedError(InvalidRequestError):
 
 
 class ToolRuntimeError(TrioServeError):
-    """The place where tools are to run is none that there is, or it cannot be reached.
+    """The place where tools are to run does not exist, or it cannot be reached.
 
     The status is llama-server's.
     """
@@ -575,7 +575,7 @@ class ServerClosingError(UnavailableError):
 
     @classmethod
     def after(cls, timeout: float) -> ServerClosingError:
-        """What ran did not finish within a time in seconds."""
+        """Make the error of requests that did not finish within a time in seconds."""
         return cls(f"The server shut down, {timeout:g} seconds after draining started.")
 
 

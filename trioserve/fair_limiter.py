@@ -20,7 +20,7 @@ from trioserve.errors import QueueFullError
 
 _T = TypeVar("_T")
 
-#: How many of one client's tasks may wait for a place: more than the default of `Config.max_queue`.
+#: The tasks of one client that may wait for a place: more than the default of `Config.max_queue`.
 MAX_WAITING = 2048
 
 #: Weight of the newest time in the moving average, and the longest `retry_after`.

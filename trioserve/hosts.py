@@ -50,7 +50,7 @@ def parse_origin(text: str) -> tuple[str, HostPort] | None:
 
 
 def is_local(host: str) -> bool:
-    """Whether a name or an address always means this machine, also as ``::ffff:127.0.0.1``."""
+    """True if a name or an address always means this machine, also as ``::ffff:127.0.0.1``."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -8,10 +8,10 @@ from trioserve.log import get_logger
 
 _log = get_logger(__name__)
 
-#: Where something is in a list. Another place is nothing new.
+#: A place in a list. Another place is nothing new.
 _PLACES = re.compile(r"\[\d+\]")
 
-#: What has been logged. Clients write a part of it, so that there is a limit.
+#: The lines that were logged. Clients write a part of them, so their number is limited.
 _logged: set[tuple[str, ...]] = set()
 _MAX_LOGGED = 1000
 

@@ -1,4 +1,4 @@
-"""Where in an answer a model may think again: for what reads its messages, and for stop strings."""
+"""The places of an answer in which a model may think again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ThinkingPlaces:
         self.add("\n")
 
     def allow(self, after: str, *, final: bool) -> bool | None:
-        """Whether a marker counts that comes now, with a text after it; None: more is needed."""
+        """True if a marker counts that comes now, with a text after it; None: more is needed."""
         if not self._is_tag:
             return True
         *lines, line = (self._line + "".join(self._parts)).split("\n")

@@ -634,7 +634,7 @@ async def test_what_1500_keys_used_in_a_second_is_told_in_frames_that_are_read()
 
     launcher = ScriptedLauncher()
     async with fleet_of(launcher) as fleet, fleet.use(A):
-        fleet.on_usage = ours.add_told
+        fleet.on_usage = ours.add_reported
         with theirs, end:
             _tell_usage(usage, Reporter(ParentSocket(end)))  # more than the socket takes at once
             assert len(usage.take()) == 0

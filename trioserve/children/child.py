@@ -96,7 +96,7 @@ class Child:
         #: The number of the process.
         self.pid = process.pid
         self.socket, self.log = connection, log
-        #: How it has ended, as `subprocess` has it: its exit code, or less the number of a signal.
+        #: Its exit code, or less the number of the signal that ended it, as in `subprocess`.
         self.code: int | None = None
         self._process = process
         self._reader = FrameReader(max_frame)
@@ -135,7 +135,7 @@ class Child:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process was not killed and has not ended."""
+        """True if the process was not killed and has not ended."""
         return not self._is_killed and not self._has_exited()
 
     def send(self, payload: bytes, deadline: float = math.inf) -> None:
@@ -155,7 +155,7 @@ class Child:
         """Wait for the payload of the next frame.
 
         Raises:
-            ChildError: the process has ended, or this is no frame.
+            ChildError: the process has ended, or sent an invalid frame.
             TimeoutError: none has come before the deadline, by `time.monotonic`. It may come yet.
         """
         while not self._frames:
@@ -336,7 +336,7 @@ def _open(
 
 
 def how(code: int) -> str:
-    """How a process has ended: the end of a sentence that begins with its name."""
+    """Describe the end of a process, as the end of a sentence that begins with its name."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -41,7 +41,7 @@ class FrameReader:
 
     @property
     def is_partial(self) -> bool:
-        """Whether it holds bytes of a frame whose end has not come."""
+        """True if it holds bytes of a frame whose end has not come."""
         return bool(self._held)
 
     def feed(self, data: bytes | bytearray) -> list[bytes]:
@@ -125,10 +125,10 @@ class FrameStream:
         return await send(self._connection, head(payload)) and await send(self._connection, payload)
 
     async def receive(self) -> bytes | None:
-        """The payload of the next frame; None: there is none. An incomplete frame is ignored.
+        """The payload of the next frame; None at the end. An incomplete frame is ignored.
 
         Raises:
-            FrameError: this is no frame.
+            FrameError: the frame is invalid.
         """
         while not self._payloads:
             if not (data := await receive(self._connection)):

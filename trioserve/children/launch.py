@@ -25,7 +25,7 @@ import trioserve
 from trioserve.children import parent
 from trioserve.children.child import Child, Fork
 from trioserve.children.zygote import CAN_FORK, FAILED, PR_SET_CHILD_SUBREAPER, READY, prctl
-from trioserve.concurrency import surely
+from trioserve.concurrency import run_in_worker
 from trioserve.errors import ModelLoadError
 from trioserve.log import get_logger
 
@@ -83,7 +83,7 @@ class Spawner:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a process has in its environment, which also finds this package."""
+    """The environment of a process, which also finds this package."""
     root = str(Path(trioserve.__file__).parent.parent)
     paths = [root, *filter(None, [environ.get("PYTHONPATH")])]
     return {**environ, "PYTHONPATH": os.pathsep.join(paths), parent.VARIABLE: "1"}
@@ -157,7 +157,7 @@ class Forks:
         if forked is not None:
             forked.kill()
             with trio.CancelScope(shield=True):
-                await surely(partial(_reap, forked.pid))
+                await run_in_worker(partial(_reap, forked.pid))
             await forked.aend()
 
     async def launch(self, argv: Sequence[str]) -> Child:

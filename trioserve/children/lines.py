@@ -70,7 +70,7 @@ class LineReader:
         self._lines = Lines(max_bytes)
 
     async def next(self) -> bytes | None:
-        """The next line without its newline; None: there is none. An incomplete line is ignored.
+        """The next line without its newline; None at the end. An incomplete line is ignored.
 
         Raises:
             LineTooLongError: it is longer than `max_bytes`.

@@ -1,4 +1,4 @@
-"""What the process of a model reports of itself, each report in a frame.
+"""The reports of the process of a model, each in a frame.
 
 The process may be in a stranger's hands: what it sends is checked by these types.
 """
@@ -64,7 +64,7 @@ class Draining(_Report, frozen=True):
 
 
 class KeyUsage(Struct, frozen=True, array_like=True):
-    """What an API key has used on a day; see `trioserve.store.usage`."""
+    """The usage of an API key on a day; see `trioserve.store.usage`."""
 
     day: str
     key: str
@@ -76,7 +76,7 @@ class KeyUsage(Struct, frozen=True, array_like=True):
 
 
 class Usage(_Report, frozen=True):
-    """What API keys have used since the last such report."""
+    """The usage of API keys since the last such report."""
 
     rows: Sequence[KeyUsage]
 
@@ -133,7 +133,7 @@ def decode(payload: bytes) -> Report:
     """Read a report.
 
     Raises:
-        FrameError: it is none.
+        FrameError: the payload is no report.
     """
     try:
         return _decoder.decode(payload)

@@ -26,7 +26,7 @@ from pathlib import Path
 from trioserve.children.child import Child, Fork
 from trioserve.children.parent import VARIABLE
 
-#: Whether this system has what it takes: adoption of orphans, and descriptors of processes.
+#: True if this system can fork safely: it adopts orphans, and has descriptors of processes.
 CAN_FORK = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 #: The largest order, in bytes.
@@ -111,7 +111,7 @@ def _fork_twice(orders: socket.socket) -> bool:
     """Fork a child that forks a grandchild and exits; our parent, a subreaper, adopts it.
 
     So the parent can wait for the grandchild, even if this process dies. Returns True in the
-    grandchild, which answers the order, and False here. If there is none, the order has failed.
+    grandchild, which answers the order, and False here. Without a grandchild, the order has failed.
     """
     own = os.getpid()
     middle = 0

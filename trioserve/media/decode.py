@@ -194,7 +194,7 @@ def frames_of(
     """Decode a stream, in this thread. What cannot be decoded is left out, as players do.
 
     Raises:
-        InvalidMediaError: its decoder is none of those that are taken.
+        InvalidMediaError: its decoder is not allowed.
         Exception: the file cannot be read; the type varies.
     """
     name = stream.codec_context.name
@@ -210,7 +210,7 @@ def decode_sound(data: bytes, name: str, rate: int, limits: MediaLimits) -> Iter
     """Decode sound to samples of one channel at a rate, in pieces.
 
     Raises:
-        InvalidMediaError: there is none, or more than the limits allow.
+        InvalidMediaError: the file has no sound, or more than the limits allow.
         Exception: the file cannot be read; the type varies.
     """
     n_left = int(limits.max_seconds * rate)

@@ -8,7 +8,7 @@ import signal
 import trio
 
 from trioserve.children.child import ChildError, how
-from trioserve.concurrency import Gate, alongside, surely
+from trioserve.concurrency import Gate, alongside, run_in_worker
 from trioserve.errors import InvalidMediaError, TrioServeError, UnavailableError
 from trioserve.fair_limiter import FairLimiter
 from trioserve.log import get_logger
@@ -59,7 +59,7 @@ class Decoders:
         with trio.CancelScope(shield=True):
             await self._gate.drained()
             while self._idle:
-                await surely(self._idle.pop().end)
+                await run_in_worker(self._idle.pop().end)
 
     async def _take(self) -> Decoder:
         """Take an idle process, or start one."""
@@ -107,7 +107,7 @@ class Decoders:
             self._idle.append(decoder)
             return
         with trio.CancelScope(shield=True):
-            await surely(decoder.end)
+            await run_in_worker(decoder.end)
 
     def _refusal(self, error: ChildError, has_timed_out: bool = False) -> TrioServeError:
         if has_timed_out:

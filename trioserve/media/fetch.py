@@ -173,7 +173,7 @@ def _takes_address(entry: AllowedHost, address: Address) -> bool:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet."""
+    """True if an address belongs to the public internet."""
     if isinstance(address, IPv6Address) and (address not in _UNICAST or address.scope_id):
         return False
     if address.is_multicast or address.is_reserved or any(address in each for each in _NOT_PUBLIC):

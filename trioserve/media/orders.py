@@ -1,4 +1,4 @@
-"""What a server and the process that decodes for it agree on: files, their sizes, and messages.
+"""The protocol of a server and the process that decodes for it: files, sizes, messages.
 
 An order is a frame, and its file another. Answers are frames, too: the last one is `End` or
 `Refused`. The process reads the files of strangers, and may be theirs.
@@ -77,7 +77,7 @@ def sniff(data: bytes) -> Format:
     """Return the format of a file, found by its first bytes.
 
     Raises:
-        InvalidMediaError: it is none that is taken. The message is a part of a sentence.
+        InvalidMediaError: the format is not allowed. The message is a part of a sentence.
     """
     for magic, format in _MAGIC.items():
         if magic.match(data):

@@ -67,7 +67,7 @@ class AnswerReader:
 
         Raises:
             InvalidMediaError: the file cannot be used. The message is a part of a sentence.
-            ChildError: the answer is invalid, or there is none.
+            ChildError: the answer is invalid or missing.
         """
         while True:
             match self._next():
@@ -93,7 +93,7 @@ class AnswerReader:
 
     @property
     def _most_images(self) -> int:
-        """How many images may come. Each page of a document has one at most."""
+        """The most images of an answer. Each page of a document has one at most."""
         most = {"audio": 0, "image": 1, "video": self._limits.max_frames}
         return most.get(self._order.kind, len(self._pages))
 
@@ -154,7 +154,7 @@ def _checked_sound(data: bytes, rate: int) -> DecodedAudio:
     """Check the samples, and clip those that are too loud.
 
     Raises:
-        InvalidMediaError: there are none, or some are no numbers.
+        InvalidMediaError: there are too few, or some are not finite.
     """
     if len(data) % 4:
         raise ChildError("a part of a sample")
@@ -216,7 +216,7 @@ class Decoder(Child):
                 self.end(0.0)
 
     def _has_grown(self) -> bool:
-        """Whether the process keeps more memory than it needs, as after a leak in a decoder."""
+        """True if the process keeps more memory than it needs, as after a leak in a decoder."""
         try:
             pages = int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[1])
         except (OSError, IndexError):  # other systems than Linux do not say, nor do the dead

@@ -66,7 +66,7 @@ _MAX_ANSWER = 2**30
 
 @attrs.define
 class Known:
-    """What is known of a model in another process."""
+    """The known properties of a model in another process."""
 
     model: LoadedModel | None = None  # once it has been loaded
     adapters: AdapterFacts | None = None  # of the loaded model
@@ -124,7 +124,7 @@ class Line(Protocol):
 
     @property
     def known(self) -> Known:
-        """What is known of the model."""
+        """The known properties of the model."""
 
     def open(
         self, method: Callable[..., Any], *args: Any, **kwargs: Any
@@ -166,12 +166,12 @@ class Connection:
         self._calls: dict[int, OpenCall] = {}
         self._mailboxes: dict[int, Mailbox] = {}
         self._error: TrioServeError | None = None
-        #: What is known of the model.
+        #: The known properties of the model.
         self.known = Known()
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has."""
+        """True if the process has ended."""
         return self._error is not None
 
     def close(self, error: TrioServeError | None = None) -> None:
@@ -303,7 +303,7 @@ class Connection:
                     self._take_of(call, message)
 
     def _call(self, id_: int) -> OpenCall | None:
-        """The call of a number; None: it was cancelled. Raises FrameError: there was none."""
+        """The call of a number; None: it was cancelled. Raises FrameError: it was never made."""
         if not 0 < id_ <= self._n_calls:
             raise FrameError("it answers a call that was never made")
         return self._calls.get(id_)
@@ -326,13 +326,13 @@ async def converse(
     line: Connection,
     connection: socket.socket,
     learn: Callable[[Introduced], LoadedModel],
-    told: Callable[[Report], None],
+    on_report: Callable[[Report], None],
 ) -> None:
     """Send what a line has for its process, and take what that says, until it has ended.
 
     Args:
         learn: makes the model as it was introduced; may take long.
-        told: called with reports.
+        on_report: called with reports.
 
     Raises:
         FrameError: the process says what cannot be.
@@ -347,7 +347,7 @@ async def converse(
             return
         if isinstance(said, Ready | Sleeping):
             line.known.sleeping = isinstance(said, Sleeping)
-        told(said)
+        on_report(said)
 
     frames = FrameStream(connection)
     with closing(line):

@@ -1,4 +1,4 @@
-"""What an app and the process of a model say to each other, in frames of msgpack.
+"""The messages between an app and the process of a model, in frames of msgpack.
 
 The app sends one message in a frame. The process sends its reports (`trioserve.children.reports`),
 and lists of what it says of calls and tasks: those of a step are one frame. It may be in a
@@ -153,7 +153,7 @@ class Cancel(Struct, tag=True, frozen=True):
 
 
 class EndTask(Struct, tag=True, frozen=True):
-    """Cancel a task, and go on with the others of its call."""
+    """Cancel a task, and continue the others of its call."""
 
     id: int
     reason: CancelReason
@@ -287,7 +287,7 @@ class Heard(_Said, frozen=True, tag=8):
 
     @property
     def event(self) -> TranscriptEvent:
-        """The event. Raises FrameError: there is none."""
+        """The event. Raises FrameError: it is missing."""
         if (event := self.text or self.segment or self.summary) is None:
             raise FrameError("an event of a transcript is missing")
         return event
@@ -372,7 +372,7 @@ class Introduced(_Said, frozen=True, tag=9):
 
         Raises:
             TemplateError: the template cannot be used.
-            FrameError: this is no model.
+            FrameError: the message has no valid model.
         """
         types = {**get_type_hints(LoadedModel), "vocab": VocabFacts, "template": None}
         try:

@@ -107,7 +107,7 @@ _RESULTS: dict[Any, Form] = {
     Counted: Form(_CountedFacts, _CountedFacts.of, lambda facts: facts.counted),
 }
 
-#: What methods answer whose result lasts, as a stream does.
+#: The answers of methods whose result lasts, as a stream does.
 _LASTING = {
     ModelServer.stream_all: Opened,
     ModelServer.open_chats: Opened,

@@ -74,7 +74,7 @@ class _Forwarded:
 
     @property
     def can_be_taken(self) -> bool:
-        """Whether it is noted that it has output to send."""
+        """True if it has output to send, and may send it."""
         return self.is_full and not (self.is_paused or self.ended.is_set())
 
 
@@ -322,7 +322,7 @@ class ModelProcess:
         result = getattr(self.server, call.name)(**question.read(call.fields))
         if question.lasts:
             async with result as opened:
-                await self._go_on(call.id, opened)
+                await self._serve_opened(call.id, opened)
             return
         answer = question.result.write(await result)
         if question.adapts:
@@ -338,7 +338,7 @@ class ModelProcess:
             end = at + _PIECE
             self.outbox.say(Answered(id_, written[at:end], is_last=end >= len(written)))
 
-    async def _go_on(self, id_: int, opened: object) -> None:
+    async def _serve_opened(self, id_: int, opened: object) -> None:
         """Answer with what a call has opened, and send its events until it has ended."""
         match opened:
             case TranscriptStream():

@@ -125,7 +125,7 @@ def build(
 
 
 class _Ingress:
-    """What ingresses ask each other."""
+    """The methods that ingresses call of each other."""
 
     def __init__(self, *models: object) -> None:
         """Serve deploys the models first, which it finds here."""
@@ -163,7 +163,7 @@ def _deployment(one: Served, *, router: bool) -> Any:
         routing["request_router_class"] = _ROUTER
     options: dict[str, Any] = {
         "name": one.deployment_name,
-        # What the child cannot run waits there, where its order of turns counts.
+        # Requests that cannot run yet wait in the child, where its order of turns counts.
         "max_ongoing_requests": config.parallel + config.max_queue + _OTHERS,
         "health_check_period_s": _PERIOD,
         "graceful_shutdown_timeout_s": config.drain_timeout + _GRACE,
@@ -220,7 +220,7 @@ def _peers(name: str) -> Peers:
 
 
 def _is_single(one: Served) -> bool:
-    """Whether a model never has more than one replica."""
+    """True if a model never has more than one replica."""
     if one.autoscaling is None:
         return bool(one.deployment.get("num_replicas", one.replicas) == 1)
     return bool(one.autoscaling.get("max_replicas", 1) == 1)

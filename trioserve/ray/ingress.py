@@ -185,7 +185,7 @@ class Ingress:
 
 
 def _key_of(scope: Message) -> str | None:
-    """What stands for the ingress that has a stream; None: the request is not about one."""
+    """The key of the ingress that has a stream; None: the request is not about one."""
     path = _path_of(scope)
     if path == _STREAM:
         query = scope.get("query_string", b"").decode("ascii", "replace")

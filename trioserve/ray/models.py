@@ -1,4 +1,4 @@
-"""What an application is asked to serve, checked and made into a configuration for each model.
+"""The arguments of an application, checked and made into a configuration for each model.
 
 All that can be wrong is found here, where the application is built, and not on the machine that a
 replica is started on.

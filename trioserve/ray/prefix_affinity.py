@@ -84,7 +84,7 @@ class _Beginning:
 
     @property
     def full(self) -> bool:
-        """Whether further text has no effect."""
+        """True if further text has no effect."""
         return self._length >= LONGEST or len(self.blocks) >= MOST
 
     def add(self, text: str) -> None:
@@ -180,7 +180,7 @@ class PrefixAffinity:
         self._owners = [name for _, name in ring]
 
     def rank(self, blocks: Sequence[tuple[int, int]], load: Callable[[str], float]) -> list[str]:
-        """Choose replicas for a request, the best one first; none if there are none.
+        """Choose replicas for a request, the best one first; empty without replicas.
 
         Args:
             blocks: how the prompt begins: `RoutingHint.blocks`.
@@ -214,7 +214,7 @@ class PrefixAffinity:
         """
         n_replicas = len(self._replicas)
         self._forget()
-        # What comes twice is not common yet if there were only a few requests for each replica.
+        # A beginning that comes twice is not common yet with only a few requests for each replica.
         by_share = ROOM * n_replicas / (self._total + 2 * ROOM * n_replicas + _FIRST)
         parent, n_homes, common = None, n_replicas, 0
         for block, length in blocks:

@@ -35,7 +35,7 @@ from trioserve.server.model_server import ModelServer
 
 _log = logging.getLogger("ray.serve")
 
-#: What a process does not need, or what others must not see among its flags.
+#: Fields that a process does not need, or that others must not see among its flags.
 _HIDDEN = OF_TOOLS | SECRETS.keys() | {
     "api_keys", "keys_file", "api_key_weights", "api_key_priority", "log_file"
 }  # fmt: skip
@@ -50,7 +50,7 @@ _FAREWELL = 0.5
 #: Seconds that a question about the process's cache may take.
 _LOOK_TIMEOUT = 1.0
 
-#: How the process is watched: as often as Serve asks.
+#: The process is watched as often as Serve asks.
 _WATCH = HealthCheck(interval=2.0)
 
 
@@ -122,10 +122,10 @@ class Replica:
                 trio.open_nursery() as nursery,
             ):
                 nursery.start_soon(trio.serve_listeners, partial(self._pass_on, path), listeners)
-                await self._child.run(launcher, argv, self._told)
+                await self._child.run(launcher, argv, self._on_report)
                 nursery.cancel_scope.cancel()
 
-    def _told(self, report: Report | None) -> None:
+    def _on_report(self, report: Report | None) -> None:
         if isinstance(report, Ready):
             self._is_ready.set()
 

@@ -33,7 +33,7 @@ from trioserve.server.model import LoadedModel
 
 _log = get_logger("trioserve.ray")
 
-#: Where a replica takes connections: its name, its host and port, and what opens them.
+#: The address of a replica: its name, its host and port, and the secret that opens it.
 Address: TypeAlias = tuple[str, str, int, str]
 
 #: The routers of requests in this process, by the names of their deployments. Serve pickles their
@@ -145,7 +145,7 @@ class Replicas:
         """Find a model. With one model, its name does not matter.
 
         Raises:
-            NoSuchModelError: there is none of the name.
+            NoSuchModelError: no model has the name.
             AmbiguousModelError: the name may mean several.
         """
         if len(self.targets) == 1:

@@ -75,7 +75,7 @@ class RayState(Lender):
     def __init__(self, config: Config, replicas: Replicas) -> None:
         super().__init__(config, (RequestLog(),))
         self._replicas = replicas
-        replicas.on_usage = self.usage.add_told
+        replicas.on_usage = self.usage.add_reported
 
     # -- requests
 
@@ -161,7 +161,7 @@ class RayState(Lender):
         """Take a replica of a model, unless the request has one, until the answer has been sent.
 
         Raises:
-            NoReplicaError: there is none.
+            NoReplicaError: no replica takes the request.
             TrioServeError: as `Replicas.find`.
         """
         target = self._find(name or caller.model, caller)
@@ -254,7 +254,7 @@ class RayState(Lender):
     async def _servers(
         self, targets: Iterable[ModelTarget]
     ) -> dict[str, ChildServer | TrioServeError]:
-        """A replica of each model; where there is none soon, why."""
+        """A replica of each model, or the error of one that has none soon."""
         found: dict[str, ChildServer | TrioServeError] = {}
 
         async def find(target: ModelTarget) -> None:

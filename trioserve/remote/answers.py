@@ -1,4 +1,4 @@
-"""What a server tells of itself and of an answer, as far as it is read here."""
+"""The answers of a server about itself and its models, as far as they are read here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Model(msgspec.Struct):
 
 
 class Models(msgspec.Struct):
-    """What ``/v1/models`` answers."""
+    """The answer of ``/v1/models``."""
 
     data: list[Model]
 
@@ -85,7 +85,7 @@ class Usage(msgspec.Struct):
 
 
 class Ending(msgspec.Struct):
-    """How an output has ended, as llama-server's own routes tell it."""
+    """The end of an output, in the form of llama-server's own routes."""
 
     stop_type: FinishReason = FinishReason.NONE
     stopping_word: str = ""

@@ -54,7 +54,7 @@ _RETRY_AFTER = 1.0
 #: The name of a server in errors, by default.
 _UNNAMED = "The server"
 
-#: How many bytes of an answer an error shows, if the answer cannot be parsed, and how many
+#: The bytes of an answer that an error shows, if the answer cannot be parsed, and the
 #: characters of the server's own message.
 _MAX_SHOWN, _MAX_MESSAGE = 200, 2000
 
@@ -83,7 +83,7 @@ class ServerAnswer(Protocol):
     status: int
 
     def header(self, name: bytes) -> bytes:
-        """The value of a header; empty when there is none."""
+        """The value of a header; empty without it."""
 
     async def receive(self) -> bytes:
         """Wait for more of the body. Empty at the end."""
@@ -176,7 +176,7 @@ class ServerClient:
 
 
 class ServerEvents(Generic[T]):
-    """The events of a stream, read as JSON of some form. Comments and ``[DONE]`` are none.
+    """The events of a stream, read as JSON of some form. Comments and ``[DONE]`` are skipped.
 
     Raises:
         TrioServeError: from the iteration, when an event is an error, or invalid, or none comes.
@@ -266,7 +266,7 @@ async def receive_all(answer: ServerAnswer, most: int = _MAX_ANSWER, name: str =
 
 
 def read_json(data: bytes, form: type[T], name: str = _UNNAMED) -> T:
-    """Read JSON of a form from a server of that name. Raises UnavailableError: it is none."""
+    """Read JSON of a form from a server of that name. Raises UnavailableError: it is invalid."""
     try:
         return msgspec.json.decode(data, type=form)
     except (ValueError, RecursionError) as error:

@@ -478,7 +478,7 @@ def _format(syntax: str, source: str) -> dict[str, Any]:
     return {"type": "grammar", "syntax": syntax, "definition": source}
 
 
-#: Where a grammar stands in a request, by its kind, and how its source is read.
+#: The field of a grammar in a request, by its kind, and the reader of its source.
 _GRAMMARS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "gbnf": ("grammar", str),
     "json_schema": ("json_schema", json.loads),

@@ -47,8 +47,8 @@ _LAST_WORDS = 1.0
 #: Seconds that a process has to end after its requests.
 _GRACE = 5.0
 
-#: What every line of our log has, which the router's own line has instead; and `self`, which is no
-#: field of a line, but an argument of a logger.
+#: The fields of every line of our log, which the router's own line has instead; and `self`, which
+#: is an argument of a logger.
 _OF_EACH_LINE = frozenset({"timestamp", "level", "logger", "event", "self"})
 
 #: The beginning of the line that llama.cpp writes before it aborts: a place in its sources. A
@@ -68,7 +68,7 @@ async def ask_live(line: Line) -> None:
 
 @attrs.frozen(kw_only=True)
 class HealthCheck:
-    """How a process is watched. Times are in seconds."""
+    """The limits of a process that is watched, in seconds."""
 
     start_timeout: float = 120.0  # seconds until its first report
     interval: float = 5.0  # between two questions whether it lives
@@ -114,16 +114,16 @@ class ModelChild(Instance):
 
     @property
     def failed(self) -> bool:
-        """Whether it ended unexpectedly."""
+        """True if it ended unexpectedly."""
         return self.finished.is_set() and not self.was_stopped
 
     async def run(
-        self, launcher: Launcher, argv: Sequence[str], told: Callable[[Report | None], None]
+        self, launcher: Launcher, argv: Sequence[str], on_report: Callable[[Report | None], None]
     ) -> None:
         """Start the process, and stay with it until it has ended. When cancelled, it is killed.
 
         Args:
-            told: called with its reports, and with None as soon as it says no more or has ended.
+            on_report: called with its reports, and with None when no more come, or it has ended.
 
         Raises:
             ModelLoadError: it cannot be started.
@@ -132,7 +132,7 @@ class ModelChild(Instance):
             process = await launcher.launch(argv)
             self._process, self.pid = process, process.pid
             try:
-                await self._attend(process, told)
+                await self._attend(process, on_report)
             finally:
                 self.exit_code = await process.aend()
         finally:
@@ -187,16 +187,16 @@ class ModelChild(Instance):
             return state
         return attrs.evolve(state, message=self.last_words(), log_tail=tuple(self.lines))
 
-    async def _attend(self, process: Child, told: Callable[[Report | None], None]) -> None:
+    async def _attend(self, process: Child, on_report: Callable[[Report | None], None]) -> None:
         async with (
             alongside(self._watch_over, partial(self._stop_when_asked, process)),
             trio.open_nursery() as reading,
         ):
-            reading.start_soon(self._converse, process.socket, told)
+            reading.start_soon(self._converse, process.socket, on_report)
             reading.start_soon(self._read_log, process.read_log)
             self.exit_code = await process.ended()
             self.ended.set()
-            told(None)
+            on_report(None)
             reading.cancel_scope.deadline = trio.current_time() + _LAST_WORDS
 
     async def _stop_when_asked(self, process: Child) -> None:
@@ -215,7 +215,7 @@ class ModelChild(Instance):
     # -- what it says
 
     async def _converse(
-        self, connection: socket.socket, told: Callable[[Report | None], None]
+        self, connection: socket.socket, on_report: Callable[[Report | None], None]
     ) -> None:
         def take(report: Report) -> None:
             self._spoke.set()
@@ -224,14 +224,14 @@ class ModelChild(Instance):
                     self.message = message
                 case Logged(fields):
                     self._log(fields)
-            told(report)
+            on_report(report)
 
         try:
             await converse(self.line, connection, self._learn, take)
         except (FrameError, TrioServeError) as error:
             self.kill(f"Its socket is broken: {error}.")
         finally:
-            told(None)
+            on_report(None)
 
     def _learn(self, introduced: Introduced) -> LoadedModel:
         """Learn what the model is. It is slow."""
@@ -281,7 +281,7 @@ class ModelChild(Instance):
                 return
 
     async def _problem(self) -> str:
-        """What is wrong with it; empty if nothing is."""
+        """The problem of the process; empty if it is well."""
         watching = self.watch
         with trio.move_on_after(watching.answer_timeout):
             try:
@@ -315,14 +315,14 @@ async def estimate(launcher: Launcher, entry: ModelEntry, others: int | None = N
     """
     found: list[Estimated] = []
 
-    def told(report: Report | None) -> None:
+    def on_report(report: Report | None) -> None:
         if isinstance(report, Estimated):
             found.append(report)
 
     watch = HealthCheck(interval=math.inf)
     child = ModelChild(entry.name, 0, entry=entry, watch=watch)
     how = [] if others is None else [f"{BESIDE}{others}"]
-    await child.run(launcher, [ESTIMATE, *how, *entry.args], told)
+    await child.run(launcher, [ESTIMATE, *how, *entry.args], on_report)
     if not found:
         raise ModelLoadError(child.last_words())
     return found[0]

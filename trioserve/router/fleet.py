@@ -49,7 +49,7 @@ from trioserve.router.states import Deaths, Events, FleetEvent, ModelState, Queu
 
 _log = get_logger("trioserve.router")
 
-#: How far a model is loaded, in the form of llama-server, but for the value.
+#: The progress of a model that loads, in the form of llama-server, without the value.
 _PROGRESS: dict[str, Any] = {"stages": ["text_model"], "current": "text_model"}
 
 #: Seconds between two measurements of the memory.
@@ -242,7 +242,7 @@ class Fleet(EnteredOnce):
             raise error
 
     def is_ready(self, entry: ModelEntry) -> bool:
-        """Whether a request that comes now would not have to wait for the model."""
+        """True if a request that comes now would not have to wait for the model."""
         return self._is_open and self._schedule.is_free(entry.name)
 
     async def _until_granted(
@@ -397,13 +397,15 @@ class Fleet(EnteredOnce):
     async def _attend(self, model: _Model, child: ModelChild) -> None:
         """Run a process from its start to its end."""
         try:
-            await child.run(self._launcher, [MODEL, *child.entry.args], partial(self._told, child))
+            await child.run(
+                self._launcher, [MODEL, *child.entry.args], partial(self._on_report, child)
+            )
         except ModelLoadError as error:
             child.message = error.message
         finally:
             self._ended(model, child)
 
-    def _told(self, child: ModelChild, report: Report | None) -> None:
+    def _on_report(self, child: ModelChild, report: Report | None) -> None:
         """A process has reported its state, or ended."""
         data: dict[str, Any] = {}
         match report:
@@ -530,7 +532,7 @@ class Fleet(EnteredOnce):
         )
 
     def known(self, name: str) -> Known:
-        """What is known of a model, by the last process that it had."""
+        """The known properties of a model, by the last process that it had."""
         return Known() if (child := self.child(name)) is None else child.line.known
 
     def child(self, name: str) -> ModelChild | None:

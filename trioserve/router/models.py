@@ -35,7 +35,7 @@ class PlacedLine:
 
     @property
     def known(self) -> Known:
-        """What is known of the model."""
+        """The known properties of the model."""
         return self.fleet.known(self.entry.name)
 
     @asynccontextmanager

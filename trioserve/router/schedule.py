@@ -1,4 +1,4 @@
-"""Which models run, and which requests wait: decided without a clock, a process or a task.
+"""The schedule of models and of requests that wait, without a clock, a process or a task.
 
 Callers report events (a request came or left, a model is ready, a process ended), and `decide`
 returns what to do. Its rules:
@@ -53,17 +53,17 @@ class Instance:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it takes no more requests, and its place becomes free."""
+        """True if it takes no more requests, and its place becomes free."""
         return self.phase not in (Phase.LOADING, Phase.READY)
 
     @property
     def was_ready(self) -> bool:
-        """Whether its model was loaded once, though it may sleep or be leaving."""
+        """True if its model was loaded once, though it may sleep or be leaving."""
         return self.phase not in (Phase.LOADING, Phase.ABORTED)
 
     @property
     def was_stopped(self) -> bool:
-        """Whether its end was decided here."""
+        """True if its end was decided here."""
         return self.phase in (Phase.STOPPING, Phase.ABORTED)
 
 
@@ -82,7 +82,7 @@ class Lease:
 
     @property
     def granted(self) -> bool:
-        """Whether the model is ready for the request."""
+        """True if the model is ready for the request."""
         return self.process is not None
 
 
@@ -153,7 +153,7 @@ class Schedule:
         return lease
 
     def is_free(self, name: str) -> bool:
-        """Whether a request that joins would be granted its model at once."""
+        """True if a request that joins would be granted its model at once."""
         run = self._runs.get(name)
         return run is not None and run.phase is Phase.READY and not run.closing
 
@@ -171,7 +171,7 @@ class Schedule:
             self._queue.remove(pending)
 
     def position(self, lease: Lease) -> int:
-        """How many waiting requests are before this one."""
+        """The number of waiting requests before this one."""
         queue = [pending.name for pending in self._queue]
         names = [lease.model] if self.is_loading(lease.model) else queue
         line = [one for name in names for one in self._lines[name]]
@@ -280,31 +280,31 @@ class Schedule:
         return self._needs.get(name)
 
     def n_users(self, name: str) -> int:
-        """How many requests use a model."""
+        """The number of requests that use a model."""
         run = self._runs.get(name)
         return run.n_users if run is not None else 0
 
     def is_loading(self, name: str) -> bool:
-        """Whether a model has a place and is not ready."""
+        """True if a model has a place and is not ready."""
         run = self._runs.get(name)
         return run is not None and run.phase is Phase.LOADING
 
     def has_place(self, name: str) -> bool:
-        """Whether a model has a process, which may be leaving."""
+        """True if a model has a process, which may be leaving."""
         return name in self._runs
 
     def may_serve(self, name: str) -> bool:
-        """Whether a model has a place that is not to be given up."""
+        """True if a model has a place that is not to be given up."""
         run = self._runs.get(name)
         return run is not None and not run.was_stopped
 
     def is_queued(self, name: str) -> bool:
-        """Whether a model waits for a place."""
+        """True if a model waits for a place."""
         return self._find(name) is not None
 
     @property
     def has_waiting(self) -> bool:
-        """Whether any request waits."""
+        """True if any request waits."""
         return any(self._lines.values())
 
     def waiting(self) -> list[Lease]:
@@ -312,7 +312,7 @@ class Schedule:
         return [lease for line in self._lines.values() for lease in line]
 
     def n_waiting(self, name: str) -> int:
-        """How many requests wait for a model."""
+        """The number of requests that wait for a model."""
         return len(self._lines[name])
 
     def decide(self) -> Plan:
@@ -365,7 +365,7 @@ class Schedule:
         return chosen
 
     def _has_room(self, others: Iterable[Instance | PendingLoad], pending: PendingLoad) -> bool:
-        """Whether a load fits beside others."""
+        """True if a load fits beside others."""
         together = [*others, pending]
         too_many = 0 < self.max_models < len(together)
         return not too_many and self._fits(together)

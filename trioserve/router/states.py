@@ -14,7 +14,7 @@ from trioserve.errors import ModelFailedError
 
 
 class Status(StrEnum):
-    """What a model does, in the words of llama-server."""
+    """The status of a model, in the words of llama-server."""
 
     UNLOADED = "unloaded"
     DOWNLOADING = "downloading"
@@ -28,12 +28,12 @@ class ModelState:
     """A model as it is now."""
 
     value: Status = Status.UNLOADED
-    #: The flags of its process; none while there is no process.
+    #: The flags of its process; empty without a process.
     args: tuple[str, ...] = ()
     pid: int | None = None
     #: The share that is loaded, 0.0 to 1.0, while it loads.
     progress: float | None = None
-    #: Whether its last process ended unexpectedly, and the details.
+    #: True if its last process ended unexpectedly, and the details.
     failed: bool = False
     exit_code: int | None = None
     message: str | None = None
@@ -60,7 +60,7 @@ class FleetEvent:
 
 @attrs.frozen(kw_only=True)
 class QueueStatus:
-    """Where a request stands that waits for its model.
+    """The place of a request that waits for its model.
 
     `position` counts the waiting requests that are before it. `progress` is the share of the model
     that is loaded, once it is this model's turn.

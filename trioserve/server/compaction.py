@@ -82,7 +82,7 @@ class CompactionPlan:
     limit: int  # the most tokens of the prompt afterwards
     answers: bool = True  # whether the model then answers
     may_fail: bool = False  # continue without a summary if the model fails to write one
-    #: Whether the oldest messages are dropped if the prompt is still too long.
+    #: True if the oldest messages are dropped if the prompt is still too long.
     truncates: bool = False
 
 

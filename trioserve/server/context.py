@@ -28,7 +28,7 @@ class Tally:
     n_prompt: int = 0  # tokens of the prompts
     n_cached: int = 0  # of these, found in the cache
     n_output: int = 0  # tokens that were generated
-    #: How long the first task waited for its slot; None: no task has ended.
+    #: The time that the first task waited for its slot; None: no task has ended.
     queue_ms: float | None = None
     ttft_ms: float = 0.0  # from its submission to its first token
     finish: FinishReason | None = None  # why the last one ended
@@ -94,7 +94,7 @@ class RequestContext:
 ANYONE = RequestContext()
 
 
-def take(cls: type[_T], fields: dict[str, Any], base: _T | None = None) -> _T:
+def take_fields(cls: type[_T], fields: dict[str, Any], base: _T | None = None) -> _T:
     """Copy `base`, and remove the class's fields from `fields` to set them."""
     changes = {name: fields.pop(name) for name in _names_of(cls) & fields.keys()}
     base = cls() if base is None else base
@@ -111,10 +111,10 @@ def take_params(fields: dict[str, Any], base: GenerationParams) -> GenerationPar
         return base
     known = _names_of(SamplingParams) | _names_of(GenerationParams) - {"sampling"}
     refuse({name: fields[name] for name in fields.keys() - known})
-    sampling = take(SamplingParams, fields, base.sampling)
+    sampling = take_fields(SamplingParams, fields, base.sampling)
     if sampling is not base.sampling:
         fields["sampling"] = sampling
-    return take(GenerationParams, fields, base)
+    return take_fields(GenerationParams, fields, base)
 
 
 def refuse(fields: Mapping[str, Any]) -> None:

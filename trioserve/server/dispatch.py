@@ -183,7 +183,7 @@ class Mailbox(Feed[Event]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether `wait` would block."""
+        """True if `wait` would block."""
         return not self._items and not self.is_over
 
     def put_token(self, text: str, token: TokenId) -> None:

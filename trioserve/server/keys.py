@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import trio
 from trio_util import AsyncValue
 
-from trioserve.concurrency import repeat, surely
+from trioserve.concurrency import repeat, run_in_worker
 from trioserve.config import Config
 from trioserve.config.keys import Key, digest_of, read_keys
 from trioserve.errors import AuthenticationError, ConfigError
@@ -30,9 +30,9 @@ class Keys:
     """
 
     def __init__(self, config: Config) -> None:
-        #: Whether clients must show a key.
+        #: True if clients must show a key.
         self.needed = config.has_api_keys
-        #: The first key of ``--api-key``, for the server's own requests; empty if there is none.
+        #: The first key of ``--api-key``, for the server's own requests; empty without one.
         self.first = next(iter(config.api_keys), "")
         #: The keys that are valid now, of those that clients have shown and of ``--api-key``.
         self.shown = AsyncValue(frozenset(config.api_keys))
@@ -47,7 +47,7 @@ class Keys:
 
     @property
     def number(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self._found)
 
     def find(self, shown: str) -> Key | None:
@@ -98,7 +98,7 @@ class Keys:
         self._seen = state  # not after an unforeseen error: the next look reads it again
 
     async def check(self, shown: str) -> Key:
-        """Find the key that a client shows; if there is none, look whether the file has changed.
+        """Find the key that a client shows; look for it in a changed file if it is unknown.
 
         Raises:
             AuthenticationError: it is not valid.
@@ -113,13 +113,13 @@ class Keys:
 
     async def _look(self) -> None:
         before = self._found
-        await surely(self.refresh, self._refreshing)
+        await run_in_worker(self.refresh, self._refreshing)
         if self._found is not before:
             valid = (key for key in self._ever_shown if self.find(key) is not None)
             self.shown.value = frozenset(valid)
 
     async def follow(self) -> None:
-        """Keep the keys as they are in the file, until cancelled. Returns if there is no file."""
+        """Keep the keys as they are in the file, until cancelled. Returns without a file."""
         if self._path is not None:
             await repeat(self._look_later)
 
@@ -148,7 +148,7 @@ def _keys_of_flag(config: Config) -> Iterator[Key]:
 
 
 def _state_of(path: str) -> tuple[int, int, int] | None:
-    """What changes when a file does; None if it is not there."""
+    """The attributes of a file that change with it; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:

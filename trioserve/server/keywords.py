@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from trioserve.chat.params import ChatParams, ContinueFinalMessage, ToolChoice
-from trioserve.server.context import ANYONE, RequestContext, refuse, take
+from trioserve.server.context import ANYONE, RequestContext, refuse, take_fields
 from trioserve.types import Grammar, TokenId
 
 
@@ -121,7 +121,7 @@ class TranscriptionFields(ContextFields, total=False):
 def take_context(fields: dict[str, Any], base: RequestContext = ANYONE) -> RequestContext:
     """Take the fields of the context of a call. Its deadline is a cancel scope of the caller."""
     refuse({name: fields[name] for name in _OF_APIS & fields.keys()})
-    return take(RequestContext, fields, base)
+    return take_fields(RequestContext, fields, base)
 
 
 def only_context(fields: Mapping[str, Any], base: RequestContext = ANYONE) -> RequestContext:
@@ -135,7 +135,7 @@ def only_context(fields: Mapping[str, Any], base: RequestContext = ANYONE) -> Re
 def only_chat(fields: Mapping[str, Any], base: ChatParams | None = None) -> ChatParams:
     """Make the parameters of a chat that is rendered, and not answered."""
     given = {**fields}
-    chat = take(ChatParams, given, base)
+    chat = take_fields(ChatParams, given, base)
     refuse(given)
     return chat
 

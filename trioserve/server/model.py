@@ -64,9 +64,9 @@ class LoadedModel:
     preserved_tokens: frozenset[TokenId]
     #: The names of all control tokens, as texts of strangers may have them.
     control_names: tuple[str, ...] = ()
-    #: Whether `Prompt.divergence_points` are useful.
+    #: True if `Prompt.divergence_points` are useful.
     keeps_checkpoints: bool
-    #: Whether the model file or the configuration has a chat template; None: no chats.
+    #: True if the model file or the configuration has a chat template; None: no chats.
     has_chat_template: bool | None = None
     #: Why a request may be shorter than the context, and what to set; None: it may not.
     context_advice: str | None = None
@@ -74,7 +74,7 @@ class LoadedModel:
     defaults: GenerationParams
     #: The supported inputs in addition to text.
     modalities: Modalities = attrs.field(factory=Modalities)
-    #: Whether Whisper transcribes recordings instead of the model.
+    #: True if Whisper transcribes recordings instead of the model.
     has_whisper: bool = False
     #: The pooling of an embedding model, "rank" for a reranker; None: it generates text.
     pooling: str | None = None
@@ -161,7 +161,7 @@ class LoadedModel:
 
     @property
     def transcribes(self) -> bool:
-        """Whether the server can transcribe recordings."""
+        """True if the server can transcribe recordings."""
         return self.has_whisper or (self.pooling is None and self.modalities.audio)
 
     def check_transcribes(self) -> None:

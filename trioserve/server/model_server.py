@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from trioserve.chat.messages import Audio
 from trioserve.chat.params import ChatParams
 from trioserve.server.adapters import AdapterNames
-from trioserve.server.context import ANYONE, RequestContext, take
+from trioserve.server.context import ANYONE, RequestContext, take_fields
 from trioserve.server.generation.embeddings import Classification, Cut, Embeddings, Ranking
 from trioserve.server.generation.requests import Queue
 from trioserve.server.generation.slots import Moved
@@ -90,8 +90,8 @@ class ModelServer(TextServer):
         given: dict[str, Any] = {**fields}
         if client_tools:
             given["tools"] = client_tools
-        context, run = take_context(given, context), take(RunParams, given, run)
-        chat = take(ChatParams, given, chat)
+        context, run = take_context(given, context), take_fields(RunParams, given, run)
+        chat = take_fields(ChatParams, given, chat)
         params = await self.params(given, params, context=context)
         async with open_run(self, messages, tools, Asked(params, chat, context, run)) as opened:
             yield opened
@@ -209,7 +209,7 @@ class ModelServer(TextServer):
             TrioServeError: as `chat`.
         """
         given: dict[str, Any] = {**fields}
-        params = take(TranscriptionParams, given)
+        params = take_fields(TranscriptionParams, given)
         context = only_context(given)
         audio = recording if isinstance(recording, Audio) else Audio(recording)
         async with self.transcribing(audio.source("recording"), params, context) as stream:
@@ -249,7 +249,7 @@ class ModelServer(TextServer):
 
     @abstractmethod
     async def idle_seconds(self) -> float:
-        """How long the model stays in memory if no request comes; infinite: for good."""
+        """The seconds that the model stays in memory without requests; infinite: for good."""
 
     @abstractmethod
     async def written_metrics(self, *, as_json: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""What callers of `Server` get: a stream of events, or the whole output."""
+"""The results of `Server`: a stream of events, or the whole output."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ChatCompletion:
     prompt: Prompt
     prompt_text: str
     finished: Finished
-    #: The parts of the message with the candidates for their tokens; none where there are none.
+    #: The parts of the message with the candidates for their tokens; empty without candidates.
     chunks: tuple[ChatChunk, ...] = ()
     scores: PromptScores | None = None  # as in `Completion`
 
@@ -72,7 +72,7 @@ class Source(Protocol):
     """Fills the mailboxes of streams: a `Dispatcher`, or the connection to one."""
 
     def resume(self, mailbox: Mailbox) -> None:
-        """Go on with the task of a mailbox whose events were taken."""
+        """Resume the task of a mailbox whose events were taken."""
 
     def end(self, mailbox: Mailbox, error: TrioServeError, reason: CancelReason) -> None:
         """Cancel a task; the reader gets `error`."""
@@ -103,7 +103,7 @@ class Stream:
         self._held = held
         self._unread: list[Event] = []  # reversed: the next one is last
         self._due = -math.inf
-        #: Whether to wait until each chunk is due. Not needed to read the whole output.
+        #: True if to wait until each chunk is due. Not needed to read the whole output.
         self.is_paced = True
 
     def __aiter__(self) -> AsyncIterator[Progress | Chunk]:

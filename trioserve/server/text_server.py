@@ -11,7 +11,7 @@ from trioserve.chat.messages import Messages as ParsedMessages
 from trioserve.chat.params import ChatParams
 from trioserve.concurrency import Gate
 from trioserve.config import Config
-from trioserve.server.context import ANYONE, RequestContext, take, take_params
+from trioserve.server.context import ANYONE, RequestContext, take_fields, take_params
 from trioserve.server.generation.text import ChatOpening, check_copies
 from trioserve.server.keywords import (
     ChatFields,
@@ -123,7 +123,7 @@ class TextServer(ABC):
             TrioServeError: as `stream_complete`.
         """
         given: dict[str, Any] = {**fields}
-        context, chat = take_context(given), take(ChatParams, given)
+        context, chat = take_context(given), take_fields(ChatParams, given)
         params = await self.params(given, context=context)
         async with self.stream_chats(messages, params, chat, context=context) as (stream,):
             yield stream
@@ -288,7 +288,7 @@ class TextServer(ABC):
     @property
     @abstractmethod
     def sleeping(self) -> bool:
-        """Whether the model is not in memory, and is loaded when a request needs it."""
+        """True if the model is not in memory, and is loaded when a request needs it."""
 
     @abstractmethod
     async def known_model(self, context: RequestContext = ANYONE) -> LoadedModel:

@@ -84,7 +84,7 @@ class Usage:
         taken = self.take().items()
         return [KeyUsage(row.day, row.key, *attrs.astuple(used)) for row, used in taken]
 
-    def add_told(self, model: str, rows: Iterable[KeyUsage]) -> None:
+    def add_reported(self, model: str, rows: Iterable[KeyUsage]) -> None:
         """Count what the process of a model has reported."""
         for day, key, *amounts in map(msgspec.structs.astuple, rows):
             self.add(UsageRow(day, key, model), Used(*amounts))

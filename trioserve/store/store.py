@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import trio
 from outcome import Error, Outcome, Value
 
-from trioserve.concurrency import Bell, Gate, alongside, has_no_thread, surely
+from trioserve.concurrency import Bell, Gate, alongside, has_no_thread, run_in_worker
 from trioserve.errors import StoreError, TrioServeError, UnavailableError
 from trioserve.fair_limiter import current_client
 from trioserve.log import get_logger
@@ -326,4 +326,4 @@ async def open_store(
             database.close()
         else:
             with trio.CancelScope(shield=True):
-                await surely(database.close)
+                await run_in_worker(database.close)

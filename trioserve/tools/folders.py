@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from trioserve.concurrency import Bell, alongside, repeat, surely
+from trioserve.concurrency import Bell, alongside, repeat, run_in_worker
 from trioserve.errors import ToolRuntimeError
 from trioserve.log import get_logger
 from trioserve.tools.process import run
@@ -33,7 +33,7 @@ async def removing_folders() -> AsyncIterator[Callable[[], None]]:
 
     async def remove() -> None:
         found: list[Path] = []
-        await surely(partial(_find, found))
+        await run_in_worker(partial(_find, found))
         for folder in found:
             await _remove(folder)
         await bell.wait()

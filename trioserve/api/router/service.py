@@ -333,7 +333,7 @@ class RouterService(Lender):
         ):
             await tools.listed()
             self._fleet, self._tools, self._upstreams = fleet, tools, upstreams
-            fleet.on_usage = self.usage.add_told
+            fleet.on_usage = self.usage.add_reported
             config = self.config
             self._downloads = Downloads(fleet, token=config.hf_token, limit=config.models_downloads)
             self._prospects = Prospects(fleet, token=config.hf_token)

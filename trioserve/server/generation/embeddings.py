@@ -43,11 +43,11 @@ class Embeddings:
 
 @attrs.frozen
 class Cut:
-    """How a text that is too long is cut."""
+    """The way to cut a text that is too long."""
 
     #: The most tokens of it; 0: what the model can take.
     limit: int = 0
-    #: Whether it is cut at its beginning.
+    #: True if it is cut at its beginning.
     keeps_end: bool = False
 
 
@@ -58,7 +58,7 @@ class Ranking:
     scores: tuple[float, ...]
     n_tokens: tuple[int, ...]
     timings: Timings
-    #: Whether the model itself gives scores from 0 to 1.
+    #: True if the model itself gives scores from 0 to 1.
     are_probs: bool = False
 
     @property
@@ -82,7 +82,7 @@ class Classification:
     """
 
     scores: tuple[Array, ...]  # of each text, shape (classes,)
-    #: What the classes are called; none, if the model does not say.
+    #: The names of the classes; empty if the model has no names for them.
     labels: tuple[str, ...]
     n_tokens: tuple[int, ...]
     timings: Timings

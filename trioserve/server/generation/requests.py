@@ -64,7 +64,7 @@ class ServerResources:
             self.observers.append(self.metrics)
         #: Passes events to callbacks of a program; see `Telemetry.subscribe`.
         self.telemetry = Telemetry(self.observers)
-        #: The limits of requests and tokens a minute; None where there are none.
+        #: The limits of requests and tokens a minute; None without limits.
         self.rate_limits: RateLimits | None = None
         if config.rate_limit_requests or config.rate_limit_tokens or config.keys_file:
             self.rate_limits = RateLimits(

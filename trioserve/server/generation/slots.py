@@ -44,7 +44,7 @@ def check_slot_files(config: Config) -> Path:
 
 @attrs.frozen
 class Moved:
-    """What was written or read: tokens, bytes, and the time it took in milliseconds."""
+    """A sequence that was written or read: tokens, bytes, and the time in milliseconds."""
 
     n_tokens: int
     n_bytes: int

@@ -125,7 +125,7 @@ def _hold_scores(hold: MemoryReservation, prompt: Prompt, params: GenerationPara
 
 @attrs.frozen(kw_only=True)
 class ChatOpening:
-    """What reading the answers to a chat needs beside their streams."""
+    """The properties of a chat that reading its answers needs, beside their streams."""
 
     prompt_text: str
     prompt_tail: str  # how the prompt ends
@@ -353,7 +353,7 @@ class TextGenerator:
         return await self._requests.dispatcher.call(partial(self._engine.end_thinking, task_id))
 
     def _thinks(self, chat: ChatParams) -> bool:
-        """Whether the model may think before it answers. Where it is continued, it has begun to."""
+        """True if the model may think before it answers. A continued answer has begun."""
         if chat.continue_final_message is not None:
             return True
         is_off = self.model.variables_of(chat).get("enable_thinking") is False

@@ -1,1 +1,1 @@
-"""How a server loads, monitors, unloads and reloads its model."""
+"""Loading, monitoring, unloading and reloading the model of a server."""

@@ -17,7 +17,7 @@ import attrs
 import trio
 from trio_util import AsyncValue
 
-from trioserve.concurrency import surely
+from trioserve.concurrency import run_in_worker
 from trioserve.config import Config
 from trioserve.engine import (
     MAX_IDLE,
@@ -103,7 +103,7 @@ async def running_engine(
     if not config.cont_batching:
         strategy = AnswersFirst(strategy)
     make = partial(_make_loop, config, strategy)
-    loading = partial(load, config, progress=_go_on)
+    loading = partial(load, config, progress=_check_load)
     async with engine_of(config, loading, make, drive, failure) as running:
         yield running
 
@@ -205,12 +205,12 @@ async def in_thread(engine: EngineLoop) -> AsyncIterator[None]:
         with trio.CancelScope(shield=True):
             # Not Trio's default limiter, which may be full: this join cannot be skipped.
             limiter = trio.CapacityLimiter(1)
-            await surely(partial(thread.join, _JOIN_SECONDS), limiter)
+            await run_in_worker(partial(thread.join, _JOIN_SECONDS), limiter)
         if thread.is_alive():
             _log.error("the inference thread does not end, and is left", seconds=_JOIN_SECONDS)
 
 
-def _go_on(_share: float) -> bool:
+def _check_load(_share: float) -> bool:
     """Let a load continue, or end it when it is cancelled."""
     trio.from_thread.check_cancelled()
     return True
@@ -219,7 +219,7 @@ def _go_on(_share: float) -> bool:
 async def _close(backend: AnyBackend) -> None:
     """Free a backend that has no engine, even when cancelled."""
     with trio.CancelScope(shield=True):
-        await surely(backend.close, trio.CapacityLimiter(1))
+        await run_in_worker(backend.close, trio.CapacityLimiter(1))
 
 
 _log = get_logger("trioserve.server")

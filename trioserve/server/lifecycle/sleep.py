@@ -17,7 +17,7 @@ import attrs
 import trio
 from trio_util import AsyncValue
 
-from trioserve.concurrency import Bell, Gate, Phase, alongside, deadline_scope, surely
+from trioserve.concurrency import Bell, Gate, Phase, alongside, deadline_scope, run_in_worker
 from trioserve.errors import (
     EngineError,
     QueueFullError,
@@ -129,7 +129,7 @@ class ModelLifecycle:
             await self._while_needed(services)
             self._services = None
         self._model = self.model.asleep()
-        await surely(release_memory)
+        await run_in_worker(release_memory)
         _log.info("asleep", model=self.model.info.name)
         self._enter(ServerState.SLEEPING)
 
@@ -173,7 +173,7 @@ class ModelLifecycle:
         return math.inf if self._keep_alive < 0 else last_used + self._keep_alive
 
     def _fail(self, error: TrioServeError) -> None:
-        """Report to waiting requests that there is no engine."""
+        """End the requests that wait for an engine."""
         failed, self._start = self._start, Gate()
         failed.end(error)
 
@@ -229,7 +229,7 @@ class ModelLifecycle:
 
     @property
     def sleeping(self) -> bool:
-        """Whether the model is not in memory, and is loaded when a request needs it."""
+        """True if the model is not in memory, and is loaded when a request needs it."""
         return self._begun and not self.ready and self.state.value is not ServerState.CLOSED
 
     @property
@@ -268,7 +268,7 @@ class ModelLifecycle:
 
     @property
     def ready(self) -> bool:
-        """Whether the model is loaded and the server is open."""
+        """True if the model is loaded and the server is open."""
         return self._services is not None
 
     async def drain(self, timeout: float) -> None:

@@ -10,7 +10,7 @@ from typing import Self
 import attrs
 import trio
 
-from trioserve.concurrency import Bell, repeat, surely
+from trioserve.concurrency import Bell, repeat, run_in_worker
 from trioserve.config import Config
 from trioserve.errors import MemoryFullError, PayloadTooLargeError
 
@@ -152,7 +152,7 @@ class MemoryBudget:
     async def _trim_after_requests(self) -> None:
         await self._released.wait()
         await trio.sleep(_TRIM_DELAY)
-        await surely(trim)
+        await run_in_worker(trim)
 
 
 @attrs.define(eq=False)

@@ -109,7 +109,7 @@ class RateLimits:
         return bucket
 
     def remaining(self, client: str) -> dict[str, Remaining]:
-        """What a client has left of "requests" and "tokens". Unlimited ones are omitted."""
+        """The remaining "requests" and "tokens" of a client. Unlimited ones are omitted."""
         if not self._limits_of(client):
             return {}
         return {

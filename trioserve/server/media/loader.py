@@ -39,7 +39,7 @@ from trioserve.types import (
 _N_READERS, _N_READERS_EACH = 5, 4
 
 _NAMES = {"image": "image", "audio": "sound", "video": "video", None: "file"}
-#: What `trioserve[media]` reads.
+#: The files that `trioserve[media]` reads.
 MEDIA = "images, sound and video"
 
 _PLURALS = {"image": "images", "audio": "sound", "video": "videos"}

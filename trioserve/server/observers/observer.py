@@ -24,11 +24,11 @@ from trioserve.server.context import RequestContext
 from trioserve.server.stream import Stream
 from trioserve.types import CancelReason, EmbeddingTask, FinishReason, StepRecord, Task, Timings
 
-#: How a tool call ended: with a result; with an error as the result; refused; stopped by a user;
+#: The end of a tool call: with a result; with an error as the result; refused; stopped by a user;
 #: cancelled with its request.
 ToolOutcome: TypeAlias = Literal["finished", "failed", "denied", "stopped", "cancelled"]
 
-#: How the work on a recording ended.
+#: The ends of the work on a recording.
 TRANSCRIPTION_ENDS = ("finished", "cancelled", "failed")
 
 
@@ -45,13 +45,13 @@ class RequestInfo:
     context: RequestContext = attrs.field(factory=RequestContext, eq=False, repr=False)
     #: Decodes the prompt; None unless `Config.otel_content` is set.
     prompt_text: Callable[[], str] | None = attrs.field(default=None, eq=False, repr=False)
-    #: The name of the API key; empty if there is none.
+    #: The name of the API key; empty without one.
     key: str = attrs.field(default="", eq=False)
 
 
 @attrs.frozen(kw_only=True)
 class RequestEnd:
-    """How a request ended: exactly one of `finish`, `cancelled` and `error` is set."""
+    """The end of a request: exactly one of `finish`, `cancelled` and `error` is set."""
 
     n_output: int  # tokens
     total_s: float  # since submission
@@ -60,7 +60,7 @@ class RequestEnd:
     cancelled: CancelReason | None = None
     error: BaseException | None = None
     slot_id: int = -1  # of requests that finished
-    #: Whether it had a slot, and not only a place in the queue.
+    #: True if it had a slot, and not only a place in the queue.
     had_slot: bool = True
     #: The output that was read; None unless `Config.otel_content` is set.
     text: str | None = attrs.field(default=None, repr=False)
@@ -95,10 +95,10 @@ class ToolRecord:
     kind: str
     call_id: str = ""
     context: RequestContext = attrs.field(factory=RequestContext, repr=False)
-    #: How long the tool ran, without the wait for approval.
+    #: Seconds that the tool ran, without the wait for approval.
     seconds: float = 0.0
     outcome: ToolOutcome = "cancelled"
-    #: Whether the tool was run at all.
+    #: True if the tool was run at all.
     ran: bool = False
 
     @contextmanager
@@ -126,14 +126,14 @@ class TranscriptionRecord:
 
     @property
     def end(self) -> str:
-        """How the work ended: one of `TRANSCRIPTION_ENDS`."""
+        """The end of the work: one of `TRANSCRIPTION_ENDS`."""
         if self.error is not None:
             return "failed"
         return "finished" if self.is_finished else "cancelled"
 
 
-#: What observers receive. The engine's thread sends `StepRecord`, which only reaches functions that
-#: subscribe to `Telemetry`.
+#: The events of observers. The engine's thread sends `StepRecord`, which only reaches functions
+#: that subscribe to `Telemetry`.
 Event: TypeAlias = RequestStarted | RequestRecord | ToolRecord | TranscriptionRecord | StepRecord
 
 
@@ -206,7 +206,7 @@ def _end(
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    """Whether an exception is a cancellation, or a group of several."""
+    """True if an exception is a cancellation, or a group of several."""
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_cancellation, error.exceptions))
     return isinstance(error, trio.Cancelled | GeneratorExit)

@@ -68,7 +68,7 @@ def _to_parts(parts: Iterable[str | MediaSource | Attachment]) -> Parts:
 
 
 def _is_file(part: Mapping[str, Any]) -> bool:
-    """Whether a content part is media that are not loaded yet."""
+    """True if a content part is media that are not loaded yet."""
     return part["type"] == "media" and part["media"].decoded is None
 
 

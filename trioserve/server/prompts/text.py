@@ -348,7 +348,7 @@ class ChatPrompts:
         )
 
     def _adds_special(self, text: str) -> bool:
-        """Whether the tokenizer must add BOS: most templates write it."""
+        """True if the tokenizer must add BOS: most templates write it."""
         bos = self._model.info.bos_token
         return not (bos and text.startswith(bos))
 

@@ -108,9 +108,9 @@ class ToolReturned:
     is_error: bool
     #: The change, for users.
     diff: str | None
-    #: How long the tool ran.
+    #: The time that the tool ran.
     seconds: float
-    #: Whether `AgentRun.stop` ended it.
+    #: True if `AgentRun.stop` ended it.
     stopped: bool
     #: The whole result, as `ToolResult` has it.
     answer: Mapping[str, Any]

@@ -211,7 +211,7 @@ class AgentLoop:
             step += 1
             with self._server.gate.inside(has_begun=step > 1):
                 stream = await self._answer(step)
-            reason = await self._go_on(step, stream)
+            reason = await self._after_answer(step, stream)
         assert stream.finished is not None
         calls = self._of_client(stream.message.tool_calls) if reason == "client_tools" else []
         return RunAnswer(
@@ -255,7 +255,7 @@ class AgentLoop:
 
     # -- what follows from it
 
-    async def _go_on(self, step: int, stream: ChatStream) -> EndReason | None:
+    async def _after_answer(self, step: int, stream: ChatStream) -> EndReason | None:
         """Run the calls of an answer. Returns the reason to end, or None to continue."""
         message, finished = stream.message, stream.finished
         assert finished is not None

@@ -51,7 +51,7 @@ class RunParams:
     approve: Approval = attrs.field(default="ask", validator=_check_approve)
     #: The base folder for relative paths of built-in tools; None: the default of the tools.
     cwd: str | None = None
-    #: Where built-in tools run, as in `Config.tools_runtime`; None: as configured.
+    #: The place where built-in tools run, as in `Config.tools_runtime`; None: as configured.
     runtime: str | None = None
 
     @property
@@ -116,7 +116,7 @@ class RunTools:
         return [*self.of_client, *(tool.info.definition for tool in self.by_name.values())]
 
     def is_of_client(self, name: str) -> bool:
-        """Whether the caller runs this tool."""
+        """True if the caller runs this tool."""
         return any(name_of(definition) == name for definition in self.of_client)
 
     def listed(self) -> str:

@@ -22,7 +22,7 @@ from trioserve.server.stream import ChatStream
 
 @attrs.frozen
 class Decision:
-    """Whether a call may run, and why."""
+    """The decision about a call, and its reason."""
 
     approved: bool
     reason: str = ""
@@ -61,7 +61,7 @@ class AgentRun(Feed[RunEvent]):
         self.answer: RunAnswer | None = None
         #: The current answer of the model; None between answers.
         self.stream: ChatStream | None = None
-        #: Whether chunks wait until they are due.
+        #: True if chunks wait until they are due.
         self.is_paced = True
         self.scope = trio.CancelScope()
         self._calls: dict[str, _Call] = {}

@@ -33,11 +33,11 @@ class TranscriptionParams:
     max_tokens: int | None = None
     #: Skip silence even if the transcriber would process it.
     skip_silence: bool = False
-    #: Whether segment times matter: segments are shorter then.
+    #: Make segments shorter, because their times matter.
     timed: bool = False
-    #: Whether to include the times of each word.
+    #: True if to include the times of each word.
     words: bool = False
-    #: Whether to include the log probability of each token.
+    #: True if to include the log probability of each token.
     logprobs: bool = False
 
 

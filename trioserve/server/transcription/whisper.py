@@ -38,7 +38,7 @@ _MAX_THREADS = 4
 #: Bytes of an event.
 _MAX_EVENT = 2**20
 
-#: Where the process writes its log, and seconds for it to end by itself.
+#: The descriptor of the process's log, and seconds for it to end by itself.
 _STDERR = 2
 _FAREWELL = 0.5
 
@@ -53,7 +53,7 @@ class WhisperSettings:
 
 
 class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the process tells, one thing at a time."""
+    """An event of the process: one of its fields is set."""
 
     languages: frozenset[str] = frozenset()  # those of the model, which is loaded
     language: str | None = None  # that of the recording
@@ -99,7 +99,7 @@ class WhisperChild:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process has not failed or ended yet."""
+        """True if the process has not failed or ended yet."""
         return self._child.is_alive
 
     async def send(self, fields: dict[str, Any], samples: bytes) -> None:
@@ -114,7 +114,7 @@ class WhisperChild:
             payload = await self._frames.receive()
             if payload is None:
                 raise await self._ended()
-            # Python's JSON has numbers that are none, as the program writes them.
+            # Python's JSON has NaN and infinity, as the program writes them.
             event = msgspec.convert(json.loads(payload), Event)
         except (FrameError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise TranscriberError(f"Whisper cannot be understood: {error}") from error
