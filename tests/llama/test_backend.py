@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 
 import pytest
+import structlog
 
+from tests.support.drafted import write_head
 from trioserve import llama
 from trioserve.config import Config
 from trioserve.engine.backend import Backend
@@ -88,3 +91,22 @@ def test_two_backends_live_side_by_side() -> None:
             backend.decode()
         one.memory.remove(1, 0)
         assert (one.memory.last(1), other.memory.last(1)) == (-1, 2)
+
+
+@pytest.mark.parametrize(
+    "used", ["lazy_pages", "encoder_threads", "no_logits", "staged", "nothing"]
+)
+def test_the_log_names_what_is_beyond_llama_cpps_interface(tmp_path: Path, used: str) -> None:
+    """A llama.cpp that no longer allows one of these means fails here."""
+    settings: dict[str, dict[str, object]] = {
+        "lazy_pages": {"parallel": 16, "ctx_size": 4096},
+        "encoder_threads": {"mmproj_auto": True},
+        "no_logits": {"embeddings": True, "pooling": "last"},
+    }
+    if used == "staged":
+        settings[used] = write_head(tmp_path, "glm4moe", is_good=False)
+    config = {"ctx_size": 256, "parallel": 1, "mmproj_auto": False, **settings.get(used, {})}
+    with structlog.testing.capture_logs() as lines:
+        llama.load(Config(**{"threads": 1, **config})).close()
+    event = "beyond llama.cpp's interface"
+    assert [line["used"] for line in lines if line["event"] == event] == [used]

@@ -80,6 +80,7 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
 def _load(config: Config, progress: Progress | None) -> LlamaBackend | LlamaEmbedder:
     from trioserve.llama import adapter_trial, devices, room, trial
     from trioserve.llama.backend import LlamaBackend
+    from trioserve.log import get_logger
     from trioserve.models.tried import LoadedFiles
 
     found = room.plan(config) if config.fit == "on" else None
@@ -107,6 +108,8 @@ def _load(config: Config, progress: Progress | None) -> LlamaBackend | LlamaEmbe
         backend.close()
         raise
     files.remember()
+    used = ",".join(backend.beyond_interface) or "nothing"
+    get_logger("llama").info("beyond llama.cpp's interface", used=used)
     return backend
 
 

@@ -182,6 +182,16 @@ class LlamaBackend:
         self._lora.use(self._context, adapters)
 
     @property
+    def beyond_interface(self) -> tuple[str, ...]:
+        """The means in use that llama.cpp's interface does not provide; see ``docs/upstream``."""
+        means = {
+            "lazy_pages": self._context.is_lazy,
+            "staged": self._head is not None,
+            "encoder_threads": self.projector is not None and self.projector.can_set_threads,
+        }
+        return tuple(name for name, is_used in means.items() if is_used)
+
+    @property
     def adapters(self) -> Sequence[AdapterInfo]:
         """The LoRA adapters that were loaded, by id. One that was removed has no path."""
         return self._lora.infos

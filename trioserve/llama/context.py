@@ -324,6 +324,8 @@ class Context(HandleOwner):
             lib.llama_free(handle)
             raise
         self.handle: Any = handle
+        #: Memory of the cache exists only where it was written to.
+        self.is_lazy = pages is not None
         #: Cells that all sequences together may hold.
         self.n_ctx: int = lib.llama_n_ctx(handle)
         #: Cells beyond these that copies in an elastic cache may take.

@@ -146,6 +146,15 @@ class LlamaEmbedder(EmbeddingBackend):
         answer = tokenize(document, add_special=False, parse_special=False)[:most]
         return (*known.bos, *ask, *known.eos, *known.sep, *answer, *known.eos)
 
+    @property
+    def beyond_interface(self) -> tuple[str, ...]:
+        """As `LlamaBackend.beyond_interface`, once a batch was computed."""
+        means = {
+            "no_logits": no_logits.is_used(),
+            "encoder_threads": self.projector is not None and self.projector.can_set_threads,
+        }
+        return tuple(name for name, is_used in means.items() if is_used)
+
     def set_threads(self, count: int) -> None:
         """Compute with `count` threads from the next batch on."""
         self._context.set_threads(count)

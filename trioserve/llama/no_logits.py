@@ -24,6 +24,14 @@ def install(params: Any) -> None:
         params.cb_eval = _callback()
 
 
+_has_left_out = False
+
+
+def is_used() -> bool:
+    """Whether logits were left out in this process."""
+    return _has_left_out
+
+
 @cache  # llama.cpp calls it as long as there is a context
 def _callback() -> Any:
     name_of, op_of = ggml().ggml_get_name, ggml().ggml_op_desc
@@ -31,12 +39,14 @@ def _callback() -> Any:
         function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_char_p
 
     def before_node(tensor: int, is_question: bool, _data: object) -> bool:
+        global _has_left_out
         # Another last node, as a scaled or adapted one, is computed as usual.
         if is_question and name_of(tensor) == b"result_output" and op_of(tensor) == b"MUL_MAT":
             op = ctypes.c_int32.from_address(tensor + _OP_OFFSET)
             given = op.value
             op.value = 0
-            if op_of(tensor) != b"NONE":  # another layout of the structure
+            _has_left_out = op_of(tensor) == b"NONE"
+            if not _has_left_out:  # another layout of the structure
                 op.value = given
         return False
 

@@ -91,6 +91,11 @@ class LlamaProjector:
         self._video_interval = 0
         self.bytes_per_cell = _SPECTRUM if self.hears else 0
 
+    @property
+    def can_set_threads(self) -> bool:
+        """Whether `set_threads` has an effect."""
+        return self._threads.is_found
+
     @classmethod
     def load(cls, path: Path, model: LlamaModel, config: Config) -> LlamaProjector:
         """Load the projector in a file.
