@@ -35,10 +35,10 @@ OF_THE_SERVER = {
     "chat/markers.py:cache",
     "chat/formats/syntax.py:lru_cache",  # markers of chat formats
     "llama/devices.py:cache",
-    "llama/header.py:lru_cache",  # headers of model files
     "llama/media/library.py:cache",
     "llama/no_logits.py:cache",
     "llama/rpc/library.py:cache",
+    "llama/shape.py:lru_cache",  # headers of model files
     "server/context.py:cache",
     "tools/process.py:cache",
 }

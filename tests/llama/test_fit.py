@@ -15,11 +15,11 @@ from tests.support.command import serving
 from tests.support.lora_files import make_lora
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
-from trioserve.llama import fit as module, header, room as rooms
+from trioserve.llama import fit as module, room as rooms
 from trioserve.llama.estimate import measure
 from trioserve.llama.fit import Fit, Models, Room, fit, layout_of, need, summary
 from trioserve.llama.layout import MAX_SNAPSHOTS
-from trioserve.llama.shape import Layer, Shape
+from trioserve.llama.shape import Layer, Shape, read_shape
 from trioserve.models import BUNDLED
 
 MIB, GIB = 2**20, 2**30
@@ -312,7 +312,7 @@ def test_the_header_says_what_llama_cpp_will_allocate(
     config = Config(model=str(file), threads=1, mmproj_auto=False, **fields)
     real, found = measure(config), rooms.plan(attrs.evolve(config, fit="off"))
     assert found is not None and not found.changes
-    layout = layout_of(header.check_model(file) or SHAPES["llama-1b"], config, found.room)
+    layout = layout_of(read_shape(file) or SHAPES["llama-1b"], config, found.room)
     assert real.n_ctx == found.need.n_ctx == layout.n_ctx
     assert found.need.weights + found.need.mapped == pytest.approx(real.weights, rel=0.01)
     assert found.need.compute == pytest.approx(real.compute, rel=0.15, abs=MIB)

@@ -15,10 +15,10 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama import library, machine, model
-from trioserve.llama.header import check_file
 from trioserve.llama.layout import kv_cache_size
 from trioserve.llama.model import LlamaModel
 from trioserve.models import BUNDLED
+from trioserve.models.gguf import check_file
 
 
 @pytest.fixture(scope="module")

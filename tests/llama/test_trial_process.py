@@ -23,6 +23,7 @@ from trioserve import Config, Server, llama
 from trioserve.children.child import Child
 from trioserve.errors import ModelLoadError
 from trioserve.llama import trial_process
+from trioserve.llama.estimate import measure, measure_here
 from trioserve.models import BUNDLED, tried
 
 pytestmark = [pytest.mark.system, pytest.mark.new_files]
@@ -48,6 +49,9 @@ def test_a_deadly_model(tmp_path: Path) -> None:
         "(SIGABRT, ggml.c:"
     )
     assert "GGML_ASSERT" in caught.value.message
+    with pytest.raises(ModelLoadError) as again:
+        measure(config(path))
+    assert again.value.message == caught.value.message
 
 
 def test_a_deadly_adapter_and_a_deadly_projector(tmp_path: Path) -> None:
@@ -94,8 +98,14 @@ def test_what_is_refused_there_is_refused_here(tmp_path: Path) -> None:
     model = Path(shutil.copy(BUNDLED, tmp_path / "model.gguf"))
     data = model.read_bytes()
     model.write_bytes(data[: len(data) // 2])
-    with pytest.raises(ModelLoadError, match=f"The model file {model} is cut short at "):
-        trial_process.run(config(model))
+    for ask in (trial_process.run, measure):
+        with pytest.raises(ModelLoadError, match=f"The model file {model} is cut short at "):
+            ask(config(model))
+
+
+def test_an_estimate_of_new_files_is_that_of_known_ones(tmp_path: Path) -> None:
+    model = Path(shutil.copy(BUNDLED, tmp_path / "model.gguf"))
+    assert measure(config(model)) == measure_here(config(model))
 
 
 def test_a_load_that_is_cancelled_ends_the_process(tmp_path: Path) -> None:
@@ -122,7 +132,8 @@ def test_without_a_process_it_is_loaded_here(
         monkeypatch.setattr(sys, "executable", str(python))
         with structlog.testing.capture_logs() as lines:
             assert not trial_process.run(config(model))
-        assert [line["event"] for line in lines] == ["the files are not tried first"]
+            assert measure(config(model)).weights
+        assert [line["event"] for line in lines] == 2 * ["the files are not tried first"]
 
 
 def test_a_process_that_says_nothing_is_ended(
@@ -185,5 +196,5 @@ def test_no_damaged_file_ends_a_server(tmp_path: Path) -> None:
     tally = Counter(one["outcome"] for one in found)
     assert len(found) == 80
     assert not tally["died in service"], found
-    assert tally["refused by the check"] >= 20 and tally["refused by llama.cpp"] >= 20
+    assert tally["died in the trial"] >= 8 and tally["refused by llama.cpp"] >= 20
     assert tally["loads and answers"] >= 8

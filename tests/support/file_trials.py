@@ -27,7 +27,7 @@ from tests.support.media_models import random_image, random_sound
 from trioserve.config import Config
 from trioserve.engine import DecodeMaximal, EmbeddingEngine, Engine
 from trioserve.errors import ModelLoadError, TrioServeError
-from trioserve.llama import header, load_here, trial
+from trioserve.llama import load_here, room, trial
 from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.embedding import LlamaEmbedder
 from trioserve.types import (
@@ -41,12 +41,12 @@ from trioserve.types import (
 )
 
 #: The outcomes. The last is a failure: the trial let a file through that ends a server.
-REFUSED_BY_CHECK = "refused by the check"
+REFUSED_BY_HEADER = "refused by the header"
 REFUSED_BY_LLAMA = "refused by llama.cpp"
 DIED_IN_TRIAL = "died in the trial"
 ANSWERS = "loads and answers"
 DIED_IN_SERVICE = "died in service"
-OUTCOMES = (REFUSED_BY_CHECK, REFUSED_BY_LLAMA, DIED_IN_TRIAL, ANSWERS, DIED_IN_SERVICE)
+OUTCOMES = (REFUSED_BY_HEADER, REFUSED_BY_LLAMA, DIED_IN_TRIAL, ANSWERS, DIED_IN_SERVICE)
 
 #: What a file may take. A process that waits for something for ever takes no processor time.
 _CPU_SECONDS, _SECONDS, _MEMORY = 30, 600.0, 6 * 2**30
@@ -58,21 +58,19 @@ def outcomes(folder: Path, kind: str, seeds: range) -> Iterator[dict[str, Any]]:
     """Write damaged files, load each, and say what came of it."""
     for seed in seeds:
         one = damaged(kind, seed, folder)
-        outcome, why = _checked(kind, one)
+        outcome, why = _planned(one)
         if not outcome:
             outcome, why = _forked(one, folder / "stderr.txt")
         one.path.unlink()
         yield {"kind": kind, "seed": seed, "fault": one.fault, "outcome": outcome, "why": why}
 
 
-def _checked(kind: str, one: Damaged) -> tuple[str, str]:
-    """Look at the header alone, which cannot end this process."""
-    check = {"model": header.check_model, "adapter": header.check_adapter}
+def _planned(one: Damaged) -> tuple[str, str]:
+    """Read the header, as each load does first: that happens in the server's process."""
     try:
-        header.check_file(one.path)
-        check.get(kind, header.check_projector)(one.path)
+        room.plan(Config(**_SETTINGS, **one.settings))
     except ModelLoadError as error:
-        return REFUSED_BY_CHECK, error.message
+        return REFUSED_BY_HEADER, error.message
     return "", ""
 
 

@@ -126,7 +126,7 @@ def check_models(config: Config) -> None:
             and a model is not in the cache.
         InvalidRequestError: a name is not one of a model on the hub.
     """
-    from trioserve.llama.header import check_file
+    from trioserve.models.gguf import check_file
     from trioserve.models.hub.cache import is_offline
     from trioserve.models.hub.reference import HubReference
 

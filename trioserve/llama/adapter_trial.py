@@ -11,8 +11,8 @@ from trioserve.config import Config
 from trioserve.config.checks import without_drafts
 from trioserve.errors import ModelLoadError
 from trioserve.llama import devices
-from trioserve.llama.header import check_adapter
 from trioserve.llama.machine import free_memory
+from trioserve.models.gguf import check_file
 from trioserve.models.tried import LoadedFiles
 
 #: Tokens of the context in which an adapter is tried.
@@ -25,7 +25,7 @@ def try_adapter(config: Config, path: Path) -> None:
     Raises:
         ModelLoadError: it cannot be used, was replaced meanwhile, or needs more than is free.
     """
-    check_adapter(path)
+    check_file(path)
     free = free_memory()
     if free is not None and path.stat().st_size > free:
         raise ModelLoadError(f"The LoRA adapter {path} is larger than the memory that is free.")

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from trioserve.errors import DecodeError, EngineError, ModelLoadError
 from trioserve.llama import last_word, library
 from trioserve.llama.context import Context
-from trioserve.llama.header import check_adapter, check_file
 from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel
 from trioserve.models import gguf
@@ -75,7 +74,7 @@ class LoadedAdapters:
 
 def _load(model: LlamaModel, path: Path) -> Any:
     last_word.names(f"the LoRA adapter {path}")
-    check_adapter(path)
+    gguf.check_file(path)
     library.take_errors()
     handle = lib.llama_adapter_lora_init(model.handle, os.fsencode(path))
     if not handle:
@@ -131,7 +130,7 @@ def read_control_vector(path: Path, n_layer: int, n_embd: int) -> NDArray[np.flo
     Raises:
         ModelLoadError: it is missing, or holds no control vector for a model of this size.
     """
-    check_file(path)
+    gguf.check_file(path)
     rows = np.zeros((n_layer, n_embd), dtype=np.float32)
     try:
         with gguf.read(path) as header:

@@ -27,7 +27,6 @@ from trioserve.llama.drafter import LlamaDrafter, divide, load_drafter
 from trioserve.llama.embedding import LlamaEmbedder, pooling_beside
 from trioserve.llama.grammar.compiler import Compiler
 from trioserve.llama.grammar.matcher import CompiledGrammar, matcher_for
-from trioserve.llama.header import check_adapter
 from trioserve.llama.heads import HeadDrafter
 from trioserve.llama.machine import free_memory
 from trioserve.llama.media.projector import LlamaProjector
@@ -36,6 +35,7 @@ from trioserve.llama.sampler import LlamaSampler, add_score
 from trioserve.llama.sampler_chain import Offload
 from trioserve.log import get_logger
 from trioserve.models import resolve_projector
+from trioserve.models.gguf import check_file
 from trioserve.types import (
     AdapterInfo,
     Adapters,
@@ -90,7 +90,7 @@ class LlamaBackend:
         #: As `Backend` has it.
         self.remove_adapter = self._lora.remove
         #: As `Backend` has it. `trioserve.llama.load` sets one that uses another process.
-        self.try_adapter: Callable[[Path], None] = check_adapter
+        self.try_adapter: Callable[[Path], None] = check_file
         self.drafters: Sequence[LlamaDrafter | HeadDrafter] = ()
         self._head: HeadDrafter | None = None
         self.projector: LlamaProjector | None = None

@@ -28,12 +28,12 @@ from trioserve.engine.backend import DraftRequest
 from trioserve.errors import DecodeError, KVCacheFullError, ModelLoadError
 from trioserve.llama.batch import LlamaBatch
 from trioserve.llama.context import Context, Memory, open_context
-from trioserve.llama.header import check_file
 from trioserve.llama.layout import Layout
 from trioserve.llama.library import lib, short
 from trioserve.llama.model import LlamaModel, Progress
 from trioserve.log import get_logger
 from trioserve.models import resolve
+from trioserve.models.gguf import check_file
 from trioserve.types import CacheRoot, TokenId
 from trioserve.types.task import shared_length
 

@@ -3,19 +3,20 @@
 llama.cpp makes the model and its context with buffers that do not exist, and logs how large they
 would be. It has a function for that, too, but of C++, whose result ctypes cannot read.
 
-A file that llama.cpp cannot bear ends the process. A server that must not end does this in another.
+A file that llama.cpp cannot bear ends the process, so another process looks at new files.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import attrs
 
 from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ModelLoadError
-from trioserve.llama import header, library
+from trioserve.llama import devices, library
 from trioserve.llama.context import Context, generation_params
 from trioserve.llama.drafter import draft_config
 from trioserve.llama.embedding import embedding_params, pooling_beside
@@ -23,8 +24,10 @@ from trioserve.llama.layout import CACHE_TYPES, CELL, beside_text, choose
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.model import LlamaModel
+from trioserve.llama.shape import read_shape
 from trioserve.models import auto_drafts, resolve, resolve_projector
 from trioserve.models.gguf import parts_of, total_size
+from trioserve.models.tried import LoadedFiles
 from trioserve.units import bytes_text
 
 _MIB = 2**20
@@ -52,6 +55,17 @@ class Estimate:
 
 
 def measure(config: Config) -> Estimate:
+    """Estimate as `measure_here`, in another process if the files are new to this machine."""
+    library.check_library()
+    if sys.platform != "win32" and not LoadedFiles.of(config, devices.versions()).are_known:
+        from trioserve.llama import trial_process
+
+        if (found := trial_process.measure(config)) is not None:
+            return found
+    return measure_here(config)
+
+
+def measure_here(config: Config) -> Estimate:
     """Estimate what a server with this configuration will need, on all devices together.
 
     That is the model with its context, its draft model, its adapters and its projector, without
@@ -104,7 +118,7 @@ def measure(config: Config) -> Estimate:
     if projector is not None:
         weights += total_size([projector])
     if draft is not None:
-        other = measure(attrs.evolve(draft, embd_ctx_size=0))
+        other = measure_here(attrs.evolve(draft, embd_ctx_size=0))
         weights, cache, compute = (
             weights + other.weights, cache + other.cache, compute + other.compute
         )  # fmt: skip
@@ -113,7 +127,7 @@ def measure(config: Config) -> Estimate:
 
 def _cache_of(head: Path, config: Config, n_ctx: int) -> int:
     """Return the bytes of a head's KV cache; 0 if its header cannot be read."""
-    shape = header.check_model(head)
+    shape = read_shape(head)
     types = CACHE_TYPES[config.spec_draft_type_k], CACHE_TYPES[config.spec_draft_type_v]
     layers = () if shape is None else shape.layers
     of_cell = sum(one.key * types[0].width + one.value * types[1].width for one in layers)

@@ -12,7 +12,7 @@ from typing import Any
 from trioserve.config import Config
 from trioserve.config.readers import unicode_name
 from trioserve.errors import ModelLoadError, ServerClosingError
-from trioserve.llama import devices, header, last_word, library
+from trioserve.llama import devices, last_word, library
 from trioserve.llama.library import HandleOwner, lib
 from trioserve.llama.machine import (
     HugePages,
@@ -89,8 +89,7 @@ class LlamaModel(HandleOwner):
         library.start(config.numa)
         path = resolve(config.model)
         last_word.names(f"the model file {path}")
-        header.check_file(path)
-        header.check_model(path, devices.overridden(config))
+        gguf.check_file(path)
         if weights:
             _check_size(path, config)
         handle = _load_weights(path, config, progress, weights)

@@ -11,15 +11,15 @@ import attrs
 
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
-from trioserve.llama import devices, header
+from trioserve.llama import devices
 from trioserve.llama.fit import Fit, Models, Room, fit, summary
 from trioserve.llama.library import lib
 from trioserve.llama.machine import anonymous_memory, free_memory, total_memory
 from trioserve.llama.model import load_mode
-from trioserve.llama.shape import Shape
+from trioserve.llama.shape import Shape, read_shape
 from trioserve.log import get_logger
 from trioserve.models import resolve, resolve_projector
-from trioserve.models.gguf import total_size
+from trioserve.models.gguf import check_file, total_size
 
 _log = get_logger("llama")
 
@@ -41,8 +41,8 @@ def plan(config: Config, *, more_ram: int = 0) -> Fit | None:
         ModelLoadError: a file cannot be used, or nothing that may be chosen fits.
     """
     path = resolve(config.model)
-    header.check_file(path)
-    shape = header.check_model(path, devices.overridden(config))
+    check_file(path)
+    shape = read_shape(path, devices.overridden(config))
     free = free_memory()
     if shape is None or free is None or (gpus := _free_on_gpus(config)) is None:
         return None
@@ -77,8 +77,8 @@ def _draft(config: Config) -> Shape | None:
     """Read the shape of the draft model; one that cannot be used is refused as it is loaded."""
     path = resolve(config.spec_draft_model)
     try:
-        header.check_file(path)
-        return header.check_model(path, devices.overridden(config))
+        check_file(path)
+        return read_shape(path, devices.overridden(config))
     except ModelLoadError:
         return None
 

@@ -10,13 +10,21 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import attrs
 
+from trioserve.errors import ModelLoadError
+from trioserve.models import gguf
 from trioserve.models.gguf import Header
 from trioserve.whole_numbers import whole_number
 
 MAX_LAYERS = 512  # llama.cpp's
+_MAX_CONTEXT = 2**31 - 256  # in whole steps of a KV cache
 #: No size is larger. The product of a few of these is a finite number.
 _MOST = 2.0**48
 _LAYER = re.compile(rb"blk\.(\d+)\.(.+)")
@@ -90,12 +98,42 @@ class Shape:
         return any(one.key for one in self.layers)
 
 
-def measure(files: Sequence[tuple[Header, int]], overridden: Mapping[str, str]) -> Shape:
-    """Read the shape of a model from the headers and sizes of its files.
+_NONE: Mapping[str, str] = MappingProxyType({})
 
-    Raises:
-        ModelLoadError: a list of tensors is damaged.
+
+def read_shape(path: Path, overridden: Mapping[str, str] = _NONE) -> Shape | None:
+    """Read the shape of a model from the headers of its files; None if one cannot be read.
+
+    Args:
+        path: of the first file.
+        overridden: values that are used in place of those in the file, by their keys.
     """
+    stats = tuple((part, *_version(part)) for part in gguf.parts_of(path))
+    return _read(stats, tuple(overridden.items()))
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
+
+
+@lru_cache(maxsize=4)  # a model is measured before it is loaded
+def _read(
+    files: tuple[tuple[Any, ...], ...], overridden: tuple[tuple[str, str], ...]
+) -> Shape | None:
+    try:
+        with ExitStack() as opened:
+            headers = [opened.enter_context(gguf.read(path)) for path, *_ in files]
+            sizes = [path.stat().st_size for path, *_ in files]
+            return _measure(list(zip(headers, sizes, strict=True)), dict(overridden))
+    except (ModelLoadError, OSError):
+        return None
+
+
+def _measure(files: Sequence[tuple[Header, int]], overridden: Mapping[str, str]) -> Shape:
     first = files[0][0]
     keys = _Keys(first, overridden)
     sizes: dict[bytes, int] = {}
@@ -121,7 +159,7 @@ def measure(files: Sequence[tuple[Header, int]], overridden: Mapping[str, str]) 
     heads = keys.numbers("attention.head_count")
     return Shape(
         arch=keys.arch,
-        n_ctx_train=int(keys.number("context_length")),
+        n_ctx_train=min(int(keys.number("context_length")), _MAX_CONTEXT),
         n_vocab=first.count("tokenizer.ggml.tokens") or _n_vocab(shapes),
         n_embd=n_embd,
         n_heads=int(max(heads, default=0)),

@@ -1,7 +1,8 @@
 """Loads a model in a process that may die, and tries its files out there.
 
-``python -m trioserve.llama.trial_process`` gets a pickled `Config`, and answers with `Loaded` and
-`Refused`. `run` starts it; not on Windows.
+``python -m trioserve.llama.trial_process`` gets a pickled `Config`, and whether only an estimate is
+wanted. It answers with `Loaded`, `Measured` and `Refused`. `run` and `measure` start it; not on
+Windows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import closing, suppress
 from time import monotonic
-from typing import IO, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 import msgspec
@@ -26,6 +27,9 @@ from trioserve.config.flags import SECRET_VARIABLES
 from trioserve.errors import ModelLoadError
 from trioserve.log import get_logger
 from trioserve.models import resolve
+
+if TYPE_CHECKING:
+    from trioserve.llama.estimate import Estimate
 
 Progress: TypeAlias = Callable[[float], bool]
 
@@ -51,7 +55,16 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-_messages = msgspec.msgpack.Decoder(Loaded | Refused)
+class Measured(msgspec.Struct, frozen=True, tag="measured"):
+    """The fields of an `Estimate`."""
+
+    weights: int
+    cache: int
+    compute: int
+    n_ctx: int
+
+
+_messages = msgspec.msgpack.Decoder(Loaded | Refused | Measured)
 
 
 def run(config: Config, progress: Progress | None = None) -> bool:
@@ -63,17 +76,40 @@ def run(config: Config, progress: Progress | None = None) -> bool:
     Raises:
         ModelLoadError: the files cannot be used, or end the process; or `progress` cancelled.
     """
+    return _answers(config, progress) is not None
+
+
+def measure(config: Config) -> Estimate | None:
+    """Estimate the memory of a model in a process; None: no such process can run.
+
+    Raises:
+        ModelLoadError: the files cannot be used, or end the process.
+    """
+    from trioserve.llama.estimate import Estimate
+
+    answers = _answers(config, is_estimate=True)
+    found = next((one for one in answers or () if isinstance(one, Measured)), None)
+    return None if found is None else Estimate(**msgspec.structs.asdict(found))
+
+
+def _answers(
+    config: Config, progress: Progress | None = None, *, is_estimate: bool = False
+) -> list[Loaded | Measured] | None:
+    """Run the process; returns what it has said, None if it cannot run."""
     command = [sys.executable, "-P", "-W", "ignore", "-m", __name__]
+    answers: list[Loaded | Measured] = []
     with tempfile.TemporaryFile() as log:
         try:
             child = Child.spawn(command, env=_environment(), log=log, max_frame=_MAX_MESSAGE)
         except OSError as error:
             _log.warning("the files are not tried first", reason=error.strerror)
-            return False
-        # How it ends says more than an error does.
+            return None
+        # The exit code says more than an error does.
         with child, suppress(ChildError, msgspec.MsgspecError, ValueError):
-            _follow(child, config, progress)
-        return _is_tried(config, child.end(), log)
+            order = pickle.dumps((_without_secrets(config), is_estimate))
+            child.send(order, monotonic() + _PATIENCE)
+            _follow(child, config, answers, progress)
+        return answers if _has_done_all(config, child.end(), log) else None
 
 
 def _environment() -> dict[str, str]:
@@ -91,28 +127,32 @@ def _without_secrets(config: Config) -> Config:
     return attrs.evolve(config, **others, hf_token=None)
 
 
-def _follow(child: Child, config: Config, progress: Progress | None) -> None:
-    """Report progress until the process ends, or says nothing for too long.
+def _follow(
+    child: Child, config: Config, answers: list[Loaded | Measured], progress: Progress | None
+) -> None:
+    """Collect answers and report progress until the process ends, or says nothing for too long.
 
     Raises:
         ModelLoadError: the files cannot be used, or `progress` cancelled.
         ChildError, MsgspecError, ValueError: it has ended, or said what is no message.
     """
-    child.send(pickle.dumps(_without_secrets(config)), monotonic() + _PATIENCE)
     share, heard_at = 0.0, monotonic()
     while monotonic() < heard_at + _PATIENCE:
         with suppress(TimeoutError):
             said = _messages.decode(child.receive(monotonic() + _POLL))
             if isinstance(said, Refused):
                 raise ModelLoadError(said.reason)
-            share, heard_at = said.share, monotonic()
+            answers.append(said)
+            heard_at = monotonic()
+            if isinstance(said, Loaded):
+                share = said.share
         if progress is not None and not progress(share):
             raise ModelLoadError(f"Loading the model {resolve(config.model)} was cancelled.")
     child.kill()
 
 
-def _is_tried(config: Config, code: int, log: IO[bytes]) -> bool:
-    """Raise ModelLoadError unless all went well, or the trial itself was at fault."""
+def _has_done_all(config: Config, code: int, log: IO[bytes]) -> bool:
+    """Whether all went well, or the process itself was at fault. Raises ModelLoadError."""
     if code == 0:
         return True
     log.seek(max(0, log.seek(0, os.SEEK_END) - _MAX_LOG))
@@ -152,19 +192,22 @@ def _main() -> None:
     parent.end_with_it()
     inside.lower("RLIMIT_CORE", 0)
     inside.go_first()
-    from trioserve.llama import last_word, load_here, trial
+    from trioserve.llama import estimate, last_word, load_here, trial
 
     last_word.install(2, lambda files: _AT_WORK + files)
 
-    def tell(message: Loaded | Refused) -> bool:
+    def tell(message: Loaded | Refused | Measured) -> bool:
         parent.send(msgspec.msgpack.encode(message))
         return True
 
-    config: Config = pickle.loads(order)
+    config, is_estimate = pickle.loads(order)
     # Mapped, a file is read by what computes with it, once, and the server finds it in memory.
     mode = config.load_mode if config.load_mode == "dio" else "mmap"
     config = attrs.evolve(config, load_mode=mode)
     try:
+        if is_estimate:
+            tell(Measured(**attrs.asdict(estimate.measure_here(config))))
+            return
         with closing(load_here(config, progress=lambda share: tell(Loaded(share)))) as backend:
             trial.try_out(backend)
     except ModelLoadError as error:

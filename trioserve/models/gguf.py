@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Self
 
@@ -45,6 +46,9 @@ _MAX_TENSORS = 2**18
 _MAX_ITEMS = 2**21
 _MAX_NUMBERS = 2**16
 _MAX_TEXT = 2**22
+
+#: Files that an error names in the place of a missing one.
+_MAX_SIMILAR = 3
 
 
 @attrs.frozen
@@ -270,6 +274,49 @@ def read(path: Path) -> Iterator[Header]:
         raise ModelLoadError(f"The model file {path} cannot be read: {why}.") from error
     with file:
         yield Header(_Bytes(file, path))
+
+
+def check_file(path: Path) -> None:
+    """Check that a file exists, can be read, and begins as a GGUF does.
+
+    Raises:
+        ModelLoadError: it does not; the message is one sentence that names the problem.
+    """
+    try:
+        if path.is_dir():
+            raise ModelLoadError(f"The model file {path} is a directory.")
+        with path.open("rb") as file:
+            head = file.read(_FIXED.size)
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"No such file: {path}{_similar_files(path)}.") from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ModelLoadError(f"The model file {path} cannot be read: {why}.") from error
+    if not head:
+        raise ModelLoadError(f"The model file {path} is empty.")
+    if head[:4] != _MAGIC[: len(head)]:
+        raise ModelLoadError(
+            f"The model file {path} is not a GGUF file: it does not begin with GGUF."
+        )
+    if len(head) < _FIXED.size:
+        raise ModelLoadError(f"The model file {path} is cut short: it has {len(head)} bytes.")
+    version = _FIXED.unpack(head)[1]
+    if version >= 2**16:
+        raise ModelLoadError(f"The model file {path} was written for big-endian machines.")
+    if version < 2:
+        raise ModelLoadError(
+            f"The model file {path} has version {version} of GGUF, which is too old; convert it."
+        )
+
+
+def _similar_files(path: Path) -> str:
+    """Name the GGUF files whose names are like that of a missing one, and else those beside it."""
+    try:
+        there = sorted(one.name for one in path.parent.iterdir() if one.suffix == ".gguf")
+    except OSError:
+        return f"; there is no folder {path.parent}"
+    names = get_close_matches(path.name, there, _MAX_SIMILAR, cutoff=0.75) or there[:_MAX_SIMILAR]
+    return f"; there is {', '.join(str(path.parent / name) for name in names)}" if names else ""
 
 
 #: GGUF files that are not models by themselves.

@@ -20,14 +20,14 @@ from trioserve.errors import (
     InvalidMediaError,
     ModelLoadError,
 )
-from trioserve.llama import devices, header, last_word, library
+from trioserve.llama import devices, last_word, library
 from trioserve.llama.context import FLASH_ATTENTION, thread_choices
 from trioserve.llama.library import SharedHandle, lib
 from trioserve.llama.media.chunks import CutChunk, CutError, Placeholder, as_parts, cut
 from trioserve.llama.media.library import EncodingInterrupt, EncodingThreads, load as load_mtmd
 from trioserve.llama.model import LlamaModel
 from trioserve.log import get_logger
-from trioserve.models import BUNDLED_PROJECTOR
+from trioserve.models import BUNDLED_PROJECTOR, gguf
 from trioserve.types import (
     DecodedAudio,
     DecodedImage,
@@ -107,7 +107,7 @@ class LlamaProjector:
         """
         mtmd = load_mtmd()
         last_word.names(f"the projector {path}")
-        kinds = header.check_projector(path)
+        kinds = _kinds_in(path)
         params = _params(mtmd, config)
         interrupt = EncodingInterrupt()
         params.cb_eval = interrupt.callback
@@ -122,9 +122,9 @@ class LlamaProjector:
             projector.set_threads(thread_choices(config)[1][-1])
             projector._counts_images = "hunyuanvl" in kinds
             projector._video_interval = config.video_timestamp_interval
-            projector.fingerprint = header.fingerprint(path)
+            projector.fingerprint = _fingerprint(path)
             projector.path = path
-            projector.image_size = header.image_size(path)
+            projector.image_size = _image_size(path)
             projector._try_out(path)
         except BaseException:
             projector.close()
@@ -323,6 +323,54 @@ def _chunk(part: CutChunk, ids: str, place: int) -> MediaChunk:
         is_causal=part.is_causal,
         content=part,
     )
+
+
+_KINDS = ("clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type")
+
+#: Projectors that need more than is done here.
+_UNKNOWN = {"deepseek4v": "its images must begin at certain places of a prompt"}
+
+#: Bytes at the beginning and the end of a file that its fingerprint is made of.
+_SAMPLE = 2**20
+
+
+def _kinds_in(path: Path) -> frozenset[str]:
+    """Return the types of the projectors in a file.
+
+    Raises:
+        ModelLoadError: it is no projector, or one of a type that is not supported.
+    """
+    gguf.check_file(path)
+    with gguf.read(path) as header:
+        arch = header.text("general.architecture")
+        kinds = frozenset(header.text(key) for key in _KINDS if key in header)
+    if arch != "clip":
+        raise ModelLoadError(
+            f"The file {path} is no projector: its architecture is {arch or 'not given'}."
+        )
+    for kind in kinds & _UNKNOWN.keys():
+        raise ModelLoadError(
+            f"The projector {path} cannot be used: the type {kind} is not supported, because "
+            f"{_UNKNOWN[kind]}."
+        )
+    return kinds
+
+
+def _fingerprint(path: Path) -> str:
+    """Compute a file's fingerprint: a hash of its size, its beginning and its end."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        parts = [file.read(_SAMPLE)]
+        file.seek(max(0, size - _SAMPLE))
+        parts.append(file.read(_SAMPLE))
+    return content_id(b"%d" % size, *parts)
+
+
+def _image_size(path: Path) -> int:
+    """Read the width of the images that a projector was made for; 0: not given."""
+    with gguf.read(path) as header:
+        return header.whole("clip.vision.image_size")
 
 
 def _params(mtmd: Any, config: Config) -> Any:
