@@ -77,7 +77,7 @@ def _tell_estimate(status: Reporter, argv: Sequence[str], environ: Mapping[str, 
         HubError: the model cannot be downloaded.
         ConfigError: a flag is invalid.
     """
-    from trioserve.llama.estimate import measure_here
+    from trioserve.llama.estimate import measure
 
     if status.parent is not None:
         status.parent.end_with_it()
@@ -89,7 +89,7 @@ def _tell_estimate(status: Reporter, argv: Sequence[str], environ: Mapping[str, 
 
         found = room.plan(config, more_ram=int(beside[0].removeprefix(BESIDE)))
     if found is None:
-        status.tell(Estimated(measure_here(config).total))
+        status.tell(Estimated(measure(config).total))
     else:
         gpus, free = found.need.gpus, found.room.gpus
         status.tell(Estimated(found.wanted, gpus, free))

@@ -3,20 +3,19 @@
 llama.cpp makes the model and its context with buffers that do not exist, and logs how large they
 would be. It has a function for that, too, but of C++, whose result ctypes cannot read.
 
-A file that llama.cpp cannot bear ends the process, so another process looks at new files.
+A file that llama.cpp cannot bear ends the process; `trial_process` does this in another one.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import attrs
 
 from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ModelLoadError
-from trioserve.llama import devices, library
+from trioserve.llama import library
 from trioserve.llama.context import Context, generation_params
 from trioserve.llama.drafter import draft_config
 from trioserve.llama.embedding import embedding_params, pooling_beside
@@ -27,7 +26,6 @@ from trioserve.llama.model import LlamaModel
 from trioserve.llama.shape import read_shape
 from trioserve.models import auto_drafts, resolve, resolve_projector
 from trioserve.models.gguf import parts_of, total_size
-from trioserve.models.tried import LoadedFiles
 from trioserve.units import bytes_text
 
 _MIB = 2**20
@@ -55,17 +53,6 @@ class Estimate:
 
 
 def measure(config: Config) -> Estimate:
-    """Estimate as `measure_here`, in another process if the files are new to this machine."""
-    library.check_library()
-    if sys.platform != "win32" and not LoadedFiles.of(config, devices.versions()).are_known:
-        from trioserve.llama import trial_process
-
-        if (found := trial_process.measure(config)) is not None:
-            return found
-    return measure_here(config)
-
-
-def measure_here(config: Config) -> Estimate:
     """Estimate what a server with this configuration will need, on all devices together.
 
     That is the model with its context, its draft model, its adapters and its projector, without
@@ -118,7 +105,7 @@ def measure_here(config: Config) -> Estimate:
     if projector is not None:
         weights += total_size([projector])
     if draft is not None:
-        other = measure_here(attrs.evolve(draft, embd_ctx_size=0))
+        other = measure(attrs.evolve(draft, embd_ctx_size=0))
         weights, cache, compute = (
             weights + other.weights, cache + other.cache, compute + other.compute
         )  # fmt: skip

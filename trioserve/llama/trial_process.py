@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import closing, suppress
 from time import monotonic
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import attrs
 import msgspec
@@ -25,11 +25,11 @@ from trioserve.children.child import Child, ChildError, how
 from trioserve.config import Config
 from trioserve.config.flags import SECRET_VARIABLES
 from trioserve.errors import ModelLoadError
+from trioserve.llama import devices, estimate, library
+from trioserve.llama.estimate import Estimate
 from trioserve.log import get_logger
 from trioserve.models import resolve
-
-if TYPE_CHECKING:
-    from trioserve.llama.estimate import Estimate
+from trioserve.models.tried import LoadedFiles
 
 Progress: TypeAlias = Callable[[float], bool]
 
@@ -79,17 +79,20 @@ def run(config: Config, progress: Progress | None = None) -> bool:
     return _answers(config, progress) is not None
 
 
-def measure(config: Config) -> Estimate | None:
-    """Estimate the memory of a model in a process; None: no such process can run.
+def measure(config: Config) -> Estimate:
+    """Estimate the memory of a model, in a process if its files are new to this machine.
 
     Raises:
         ModelLoadError: the files cannot be used, or end the process.
+        BackendMismatchError: the installed llama.cpp is not one we can use.
     """
-    from trioserve.llama.estimate import Estimate
-
-    answers = _answers(config, is_estimate=True)
-    found = next((one for one in answers or () if isinstance(one, Measured)), None)
-    return None if found is None else Estimate(**msgspec.structs.asdict(found))
+    library.check_library()
+    if sys.platform == "win32" or LoadedFiles.of(config, devices.versions()).are_known:
+        return estimate.measure(config)
+    for answer in _answers(config, is_estimate=True) or ():
+        if isinstance(answer, Measured):
+            return Estimate(**msgspec.structs.asdict(answer))
+    return estimate.measure(config)  # no such process can run
 
 
 def _answers(
@@ -192,7 +195,7 @@ def _main() -> None:
     parent.end_with_it()
     inside.lower("RLIMIT_CORE", 0)
     inside.go_first()
-    from trioserve.llama import estimate, last_word, load_here, trial
+    from trioserve.llama import last_word, load_here, trial
 
     last_word.install(2, lambda files: _AT_WORK + files)
 
@@ -206,7 +209,7 @@ def _main() -> None:
     config = attrs.evolve(config, load_mode=mode)
     try:
         if is_estimate:
-            tell(Measured(**attrs.asdict(estimate.measure_here(config))))
+            tell(Measured(**attrs.asdict(estimate.measure(config))))
             return
         with closing(load_here(config, progress=lambda share: tell(Loaded(share)))) as backend:
             trial.try_out(backend)

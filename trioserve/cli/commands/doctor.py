@@ -263,7 +263,7 @@ def _most_of(pattern: str) -> int:
 def _model(config: Config, *_others: object) -> Iterator[Finding]:
     """Whether the model can be loaded and fits into memory."""
     from trioserve.llama import machine
-    from trioserve.llama.estimate import measure
+    from trioserve.llama.trial_process import measure
 
     free, limit = machine.free_memory(), machine.memory_limit()
     limited = "" if limit is None else f"; the container's limit is {bytes_text(limit)}"

@@ -81,8 +81,8 @@ def _show_fit(config: Config, *, as_json: bool) -> int:
 
 def _memory(config: Config) -> dict[str, int | None]:
     """Estimate the memory that a server of the model needs, and measure the free memory."""
-    from trioserve.llama.estimate import measure
     from trioserve.llama.machine import free_memory
+    from trioserve.llama.trial_process import measure
 
     found = measure(config)
     return {**attrs.asdict(found), "total": found.total, "free": free_memory()}
