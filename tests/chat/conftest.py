@@ -1,4 +1,4 @@
-"""What the tests of chats share."""
+"""A fixture for the tests of chats."""
 
 from collections.abc import Iterator
 

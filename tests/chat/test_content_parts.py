@@ -41,73 +41,55 @@ BASE64 = b64encode(DATA).decode()
 PATH = "messages[0].content[0]"
 
 
-def parse(part: Any) -> Any:
-    ((parsed,),) = (message["content"] for message in parse_messages([user(part)]))
+def parse(given: Any) -> Any:
+    ((parsed,),) = (
+        message["content"] for message in parse_messages([{"role": "user", "content": [given]}])
+    )
     return parsed
 
 
-def user(part: Any) -> dict[str, Any]:
-    return {"role": "user", "content": [part]}
+def part(kind: str, value: Any = None, /, **fields: Any) -> dict[str, Any]:
+    """A content part with a value, or with an object of these fields."""
+    return {"type": kind, kind: fields if value is None else value}
 
 
 @pytest.mark.parametrize(
-    ("part", "source"),
+    ("given", "kind", "place"),
     [
-        (
-            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{BASE64}"}},
-            MediaSource(kind="image", data=DATA, param=f"{PATH}.image_url"),
-        ),
-        (
-            {"type": "image_url", "image_url": {"url": BASE64, "detail": "high"}},
-            MediaSource(kind="image", data=DATA, param=f"{PATH}.image_url"),
-        ),
-        (
-            {"type": "image_url", "image_url": "HTTPS://example.org/cat.png"},
-            MediaSource(kind="image", url="HTTPS://example.org/cat.png", param=f"{PATH}.image_url"),
-        ),
-        (
-            {"type": "image_url", "image_url": {"url": "file://cat.png"}},
-            MediaSource(kind="image", url="file://cat.png", param=f"{PATH}.image_url"),
-        ),
-        (
-            {"type": "input_audio", "input_audio": {"data": BASE64, "format": "wav"}},
-            MediaSource(kind="audio", data=DATA, param=f"{PATH}.input_audio"),
-        ),
-        (
-            {"type": "input_audio", "input_audio": {"url": "http://a.b/c.mp3"}},
-            MediaSource(kind="audio", url="http://a.b/c.mp3", param=f"{PATH}.input_audio"),
-        ),
-        (
-            {"type": "input_video", "input_video": {"data": BASE64}},
-            MediaSource(kind="video", data=DATA, param=f"{PATH}.input_video"),
-        ),
-        (
-            {"type": "video_url", "video_url": {"url": f"DATA:video/mp4;Base64,{BASE64}"}},
-            MediaSource(kind="video", data=DATA, param=f"{PATH}.video_url"),
-        ),
-        (
-            {"type": "file", "file": {"file_data": f"data:audio/wav;base64,{BASE64}"}},
-            MediaSource(kind="audio", data=DATA, param=f"{PATH}.file.file_data"),
-        ),
-        (
-            {"type": "file", "file": {"file_data": BASE64}},
-            MediaSource(data=DATA, param=f"{PATH}.file.file_data"),
-        ),
-        (Image(DATA), MediaSource(kind="image", data=DATA, param=PATH)),
-        (Audio("a.wav"), MediaSource(kind="audio", path="a.wav", param=PATH)),
-        (Video(Path("a.mp4")), MediaSource(kind="video", path="a.mp4", param=PATH)),
-        ({"type": "media", "media": MediaSource(url="x")}, MediaSource(url="x")),
+        (part("image_url", url=f"data:image/png;base64,{BASE64}"), "image", {"data": DATA}),
+        (part("image_url", url=BASE64, detail="high"), "image", {"data": DATA}),
+        (part("image_url", "HTTPS://a.org/b.png"), "image", {"url": "HTTPS://a.org/b.png"}),
+        (part("image_url", url="file://cat.png"), "image", {"url": "file://cat.png"}),
+        (part("input_audio", data=BASE64, format="wav"), "audio", {"data": DATA}),
+        (part("input_audio", url="http://a.b/c.mp3"), "audio", {"url": "http://a.b/c.mp3"}),
+        (part("input_video", data=BASE64), "video", {"data": DATA}),
+        (part("video_url", url=f"DATA:video/mp4;Base64,{BASE64}"), "video", {"data": DATA}),
+        (part("file", file_data=f"data:audio/wav;base64,{BASE64}"), "audio", {"data": DATA}),
+        (part("file", file_data=BASE64), None, {"data": DATA}),
+        (Image(DATA), "image", {"data": DATA}),
+        (Audio("a.wav"), "audio", {"path": "a.wav"}),
+        (Video(Path("a.mp4")), "video", {"path": "a.mp4"}),
     ],
 )
-def test_where_media_are(part: Any, source: MediaSource) -> None:
-    assert parse(part) == {"type": "media", "media": source}
+def test_where_media_are(given: Any, kind: Any, place: dict[str, Any]) -> None:
+    param = PATH if isinstance(given, Attachment) else f"{PATH}.{given['type']}"
+    param += ".file_data" if param.endswith(".file") else ""
+    source = MediaSource(kind=kind, param=param, **place)
+    assert parse(given) == {"type": "media", "media": source}
+
+
+def test_what_is_in_normal_form_stays() -> None:
+    given = part("media", MediaSource(url="x"))
+    assert parse(given) == given
 
 
 def test_a_file_of_text_is_text() -> None:
     data = b64encode("\ufeffGrüße".encode()).decode()
     for url in (f"data:text/plain;charset=utf-8;base64,{data}", data):
-        part = {"type": "file", "file": {"filename": "a.txt", "file_data": url}}
-        assert parse(part) == {"type": "text", "text": "File: a.txt\n```\nGrüße\n```"}
+        assert parse(part("file", filename="a.txt", file_data=url)) == {
+            "type": "text",
+            "text": "File: a.txt\n```\nGrüße\n```",
+        }
 
 
 @pytest.mark.parametrize("attachment", [Image(DATA), Audio(DATA), Video(DATA)])
@@ -125,64 +107,44 @@ def test_a_path_is_read_where_it_is_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "error", "param"),
+    ("given", "error", "param"),
     [
         ({"type": "image_url"}, InvalidRequestError, "image_url"),
-        ({"type": "image_url", "image_url": 5}, InvalidRequestError, "image_url"),
-        ({"type": "image_url", "image_url": {}}, InvalidRequestError, "image_url"),
-        ({"type": "image_url", "image_url": {"url": 5}}, InvalidRequestError, "image_url"),
-        ({"type": "image_url", "image_url": ""}, InvalidMediaError, "image_url"),
-        ({"type": "image_url", "image_url": "malformed!"}, InvalidMediaError, "image_url"),
-        ({"type": "image_url", "image_url": "ftp://a/b"}, InvalidMediaError, "image_url"),
-        ({"type": "image_url", "image_url": "\u0416\u0416\u0416"}, InvalidMediaError, "image_url"),
+        (part("image_url", 5), InvalidRequestError, "image_url"),
+        (part("image_url"), InvalidRequestError, "image_url"),
+        (part("image_url", url=5), InvalidRequestError, "image_url"),
+        (part("image_url", ""), InvalidMediaError, "image_url"),
+        (part("image_url", "malformed!"), InvalidMediaError, "image_url"),
+        (part("image_url", "ftp://a/b"), InvalidMediaError, "image_url"),
+        (part("image_url", "\u0416\u0416\u0416"), InvalidMediaError, "image_url"),
+        (part("image_url", "data:image/png;base64,"), InvalidMediaError, "image_url"),
+        (part("image_url", "data:image/png,"), InvalidMediaError, "image_url"),
+        (part("image_url", "data:image/png;base64,%"), InvalidMediaError, "image_url"),
+        (part("image_url", "data:"), InvalidMediaError, "image_url"),
+        (part("image_url", "data:text/html;base64,aGVsbG8="), InvalidMediaError, "image_url"),
+        (part("image_url", "http://" + "a" * 9000), InvalidMediaError, "image_url"),
+        (part("image_url", url=BASE64, detail="much"), InvalidRequestError, "image_url.detail"),
+        (part("input_audio"), InvalidRequestError, "input_audio"),
+        (part("video_url"), InvalidRequestError, "video_url"),
+        (part("file", file_id="f"), UnknownFileError, "file.file_id"),
+        (part("file", filename="f"), InvalidRequestError, "file.file_data"),
         (
-            {"type": "image_url", "image_url": "data:image/png;base64,"},
-            InvalidMediaError,
-            "image_url",
-        ),
-        ({"type": "image_url", "image_url": "data:image/png,"}, InvalidMediaError, "image_url"),
-        (
-            {"type": "image_url", "image_url": "data:image/png;base64,%"},
-            InvalidMediaError,
-            "image_url",
-        ),
-        ({"type": "image_url", "image_url": "data:"}, InvalidMediaError, "image_url"),
-        (
-            {"type": "image_url", "image_url": "data:text/html;base64,aGVsbG8="},
-            InvalidMediaError,
-            "image_url",
-        ),
-        (
-            {"type": "image_url", "image_url": "http://" + "a" * 9000},
-            InvalidMediaError,
-            "image_url",
-        ),
-        (
-            {"type": "image_url", "image_url": {"url": BASE64, "detail": "much"}},
-            InvalidRequestError,
-            "image_url.detail",
-        ),
-        ({"type": "input_audio", "input_audio": {}}, InvalidRequestError, "input_audio"),
-        ({"type": "video_url", "video_url": {}}, InvalidRequestError, "video_url"),
-        ({"type": "file", "file": {"file_id": "f"}}, UnknownFileError, "file.file_id"),
-        ({"type": "file", "file": {"filename": "f"}}, InvalidRequestError, "file.file_data"),
-        (
-            {"type": "file", "file": {"file_data": f"data:application/zip;base64,{BASE64}"}},
+            part("file", file_data=f"data:application/zip;base64,{BASE64}"),
             UnsupportedFieldError,
             "file.file_data",
         ),
         (
-            {"type": "file", "file": {"file_data": f"data:text/plain;base64,{BASE64}"}},
+            part("file", file_data=f"data:text/plain;base64,{BASE64}"),
             InvalidMediaError,
             "file.file_data",
         ),
-        ({"type": "media", "media": {"data": "x"}}, UnsupportedFieldError, "type"),
+        (part("media", data="x"), UnsupportedFieldError, "type"),
         ({"type": "hologram"}, UnsupportedFieldError, "type"),
     ],
 )
-def test_a_fault_is_named(part: Any, error: type[InvalidRequestError], param: str) -> None:
+def test_a_fault_is_named(given: Any, error: type[InvalidRequestError], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        parse(part)
+        parse(given)
     assert type(caught.value) is error
     assert caught.value.param == f"{PATH}.{param}"
     assert f"'{PATH}.{param}'" in caught.value.message
@@ -202,9 +164,9 @@ def test_a_fault_is_named(part: Any, error: type[InvalidRequestError], param: st
     ids=lambda url: url[:40],
 )
 def test_data_as_clients_write_them(url: str) -> None:
-    image = parse({"type": "image_url", "image_url": {"url": url}})["media"]
+    image = parse(part("image_url", url=url))["media"]
     assert (image.kind, image.data) == ("image", DATA)
-    assert parse({"type": "file", "file": {"file_data": url}})["media"].data == DATA
+    assert parse(part("file", file_data=url))["media"].data == DATA
     assert data_of(url, "x") == DATA
 
 
@@ -221,8 +183,8 @@ def test_base64_in_pieces(length: int, space: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_text_is_given_as_text(encoding: str) -> None:
-    part = document_part("Köln\nBonn\n".encode(encoding), name="a.txt", about="Two.", param="p")
-    assert part == {"type": "text", "text": "File: a.txt\nTwo.\n```\nKöln\nBonn\n```"}
+    text = document_part("Köln\nBonn\n".encode(encoding), name="a.txt", about="Two.", param="p")
+    assert text == {"type": "text", "text": "File: a.txt\nTwo.\n```\nKöln\nBonn\n```"}
 
 
 @pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n", b"RIFF\x00\x00", b"\xff\xfe\x00\xd8"])
@@ -231,11 +193,11 @@ def test_other_files_are_no_documents(data: bytes) -> None:
 
 
 def test_a_pdf_is_decoded_later() -> None:
-    part = document_part(b"%PDF-1.7\n", name="a.pdf", param="p")
+    pdf = document_part(b"%PDF-1.7\n", name="a.pdf", param="p")
     source = DocumentSource(data=b"%PDF-1.7\n", name="a.pdf", param="p")
-    assert part == {"type": "document", "document": source}
-    (message,) = parse_messages([{"role": "user", "content": [part]}])
-    assert message["content"] == [part]
+    assert pdf == {"type": "document", "document": source}
+    (message,) = parse_messages([{"role": "user", "content": [pdf]}])
+    assert message["content"] == [pdf]
     assert documents_in(message) == [source]
     assert documents_in({"role": "user", "content": "Hi"}) == []
 

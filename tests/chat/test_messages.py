@@ -117,6 +117,14 @@ def test_tools_that_a_provider_runs_are_left_out() -> None:
     assert [tool["function"]["name"] for tool in parsed] == ["f"]
 
 
+def said(content: Any = "Hi", role: Any = "user", **fields: Any) -> list[Any]:
+    return [{"role": role, "content": content, **fields}]
+
+
+def called(*calls: Any) -> list[Any]:
+    return [{"role": "assistant", "tool_calls": list(calls)}]
+
+
 @pytest.mark.parametrize(
     ("messages", "param"),
     [
@@ -127,34 +135,30 @@ def test_tools_that_a_provider_runs_are_left_out() -> None:
         ([1], "messages[0]"),
         ([USER, None], "messages[1]"),
         ([{"content": "Hi"}], "messages[0].role"),
-        ([{"role": 1, "content": "Hi"}], "messages[0].role"),
-        ([{"role": "", "content": "Hi"}], "messages[0].role"),
+        (said(role=1), "messages[0].role"),
+        (said(role=""), "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
         ([{"role": "assistant"}], "messages[0].content"),
-        ([{"role": "user", "content": 5}], "messages[0].content"),
-        ([{"role": "user", "content": {}}], "messages[0].content"),
-        ([{"role": "user", "content": ["Hi"]}], "messages[0].content[0]"),
-        ([{"role": "user", "content": [{}]}], "messages[0].content[0].type"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
-        ([{**USER, "name": 1}], "messages[0].name"),
-        ([{"role": "tool", "content": "", "tool_call_id": 1}], "messages[0].tool_call_id"),
-        ([{"role": "assistant", "reasoning_content": 1}], "messages[0].reasoning_content"),
-        ([{**USER, "tool_calls": [CALL]}], "messages[0].tool_calls"),
-        ([{"role": "assistant", "tool_calls": {"a": 1}}], "messages[0].tool_calls"),
-        ([{"role": "assistant", "tool_calls": [1]}], "messages[0].tool_calls[0]"),
-        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
+        (said(5), "messages[0].content"),
+        (said({}), "messages[0].content"),
+        (said(["Hi"]), "messages[0].content[0]"),
+        (said([{}]), "messages[0].content[0].type"),
+        (said([{"type": "text"}]), "messages[0].content[0].text"),
+        (said([{"type": "hologram"}]), "messages[0].content[0].type"),
+        (said(name=1), "messages[0].name"),
+        (said(role="tool", tool_call_id=1), "messages[0].tool_call_id"),
+        (said(role="assistant", reasoning_content=1), "messages[0].reasoning_content"),
+        (said(tool_calls=[CALL]), "messages[0].tool_calls"),
+        (said(role="assistant", tool_calls={"a": 1}), "messages[0].tool_calls"),
+        (called(1), "messages[0].tool_calls[0]"),
+        (called({}), "messages[0].tool_calls[0].function"),
+        (called({"type": "other"}), "messages[0].tool_calls[0].type"),
+        (called({"function": {}}), "messages[0].tool_calls[0].function.name"),
         (
-            [{"role": "assistant", "tool_calls": [{"function": {}}]}],
-            "messages[0].tool_calls[0].function.name",
-        ),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}],
+            called({"function": {"name": "f", "arguments": 1}}),
             "messages[0].tool_calls[0].function.arguments",
         ),
-        (
-            [{"role": "assistant", "tool_calls": [{**CALL, "id": 1}]}],
-            "messages[0].tool_calls[0].id",
-        ),
+        (called({**CALL, "id": 1}), "messages[0].tool_calls[0].id"),
     ],
 )
 def test_a_fault_is_named(messages: Any, param: str) -> None:
@@ -162,22 +166,8 @@ def test_a_fault_is_named(messages: Any, param: str) -> None:
         parse_messages(messages)
     assert caught.value.param == param
     assert f"'{param}'" in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        ({"role": "user", "content": [{"type": "hologram"}]}, "messages[0].content[0].type"),
-        (
-            {"role": "assistant", "tool_calls": [{"type": "other"}]},
-            "messages[0].tool_calls[0].type",
-        ),
-    ],
-)
-def test_what_is_not_supported_is_named(message: dict[str, Any], param: str) -> None:
-    with pytest.raises(UnsupportedFieldError) as caught:
-        parse_messages([message])
-    assert caught.value.param == param
+    odd = "hologram" in str(messages) or "other" in str(messages)
+    assert isinstance(caught.value, UnsupportedFieldError) is odd
 
 
 def test_tools() -> None:
@@ -195,6 +185,10 @@ def test_tools() -> None:
     assert parse_tools(None) == parse_tools([]) == ()
 
 
+def offered(**function: Any) -> list[Any]:
+    return [{"type": "function", "function": function}]
+
+
 @pytest.mark.parametrize(
     ("tools", "param"),
     [
@@ -204,15 +198,9 @@ def test_tools() -> None:
         ([{}], "tools[0].type"),
         ([{"type": "custom", "custom": {"name": "f"}}], "tools[0].type"),
         ([{"type": "function"}], "tools[0].function"),
-        ([{"type": "function", "function": {}}], "tools[0].function.name"),
-        (
-            [{"type": "function", "function": {"name": "f", "description": 1}}],
-            "tools[0].function.description",
-        ),
-        (
-            [{"type": "function", "function": {"name": "f", "parameters": "{}"}}],
-            "tools[0].function.parameters",
-        ),
+        (offered(), "tools[0].function.name"),
+        (offered(name="f", description=1), "tools[0].function.description"),
+        (offered(name="f", parameters="{}"), "tools[0].function.parameters"),
     ],
 )
 def test_a_fault_in_the_tools_is_named(tools: Any, param: str) -> None:

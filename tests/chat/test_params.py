@@ -1,4 +1,4 @@
-"""What a chat says about which tools may be called."""
+"""The choice of the tools that may be called."""
 
 from __future__ import annotations
 

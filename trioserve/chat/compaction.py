@@ -70,11 +70,10 @@ class Compaction:
     spares_users: bool = False
 
     def messages(self) -> list[Message]:
-        """The messages in place of those before."""
         return [{"role": "user", "content": PREFACE + self.summary}, *self.kept]
 
     def stays(self, before: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The places of the messages before a compaction that it does not replace."""
+        """Give the places of the messages before it that it does not replace."""
         if self.spares_users:
             return [i for i, one in enumerate(before) if one["role"] not in ("assistant", "tool")]
         return [*range(n_rules(before))]
@@ -86,12 +85,11 @@ class Compaction:
 
     @staticmethod
     def is_one(text: str) -> bool:
-        """True if a text begins like the JSON of `written`."""
         return text.startswith(json.dumps({"type": _MARK})[:-1])
 
     @classmethod
     def read(cls, text: str, param: str) -> Self:
-        """Read what `written` wrote.
+        """Read the result of `written`.
 
         Raises:
             InvalidRequestError: another server wrote it, or it was changed; names `param`.

@@ -1,4 +1,4 @@
-"""What the parser makes of generated text: a stream of deltas, and the message they add up to."""
+"""The deltas that the parser makes of generated text, and the message that they add up to."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ class MessageBuilder:
                 self._calls[index][1].append(text)
 
     def build(self) -> Message:
-        """Give the message so far."""
         return Message(
             "".join(self._content),
             "".join(self._reasoning),

@@ -59,25 +59,23 @@ class JsonScanner:
 
     @property
     def text(self) -> str:
-        """All that has been read."""
         return "".join(self._parts)
 
     @property
     def in_string(self) -> bool:
-        """Whether the next character is in a string."""
+        """True while the next character is in a string."""
         return self._in_string and self.state is State.OPEN
 
     def take(self) -> str:
-        """Return the text read since the last call."""
         fresh = "".join(self._parts[self._taken :])
         self._taken = len(self._parts)
         return fresh
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Read on, from `at`. Gives the place of the first character that was not read.
+        """Read on, from `at`, and give the place of the first character that was not read.
 
-        That is the end of the text unless the state is no longer open: then the first character
-        after the value, or the one that cannot be part of it.
+        While the state is open that is the end of the text. Later it is the first character after
+        the value, or the one that cannot be part of it.
         """
         while at < len(text) and self.state is State.OPEN:
             if self._in_string:
@@ -139,7 +137,7 @@ class JsonScanner:
 
     @property
     def pending(self) -> str:
-        """What has been read but is not in the text yet: a part of an escape."""
+        """The part of an escape that has been read, and is not in the text yet."""
         return self._escape
 
     def _read_word(self, text: str, at: int) -> int:
@@ -166,7 +164,7 @@ class JsonScanner:
             self._end_value()
 
     def _accept(self, character: str) -> bool:
-        """Whether a character outside of strings and words may come; if so, it has."""
+        """Take a character outside of strings and words, if it may come."""
         expect = self._expect
         if character in "]}":
             may_end = (_Expect.VALUE_OR_END, _Expect.KEY_OR_END, _Expect.COMMA_OR_END)

@@ -16,7 +16,7 @@ from trioserve.chat.messages import MarkedMessages, Messages, has_media
 from trioserve.errors import InvalidRequestError
 from trioserve.types import MediaSource
 
-#: What a prompt is made of: text, and media where they stand in it.
+#: A prompt: text, and media where they stand in it.
 Parts: TypeAlias = Sequence[str | MediaSource]
 
 

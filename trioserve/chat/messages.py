@@ -37,7 +37,7 @@ from trioserve.types import DecodedDocument, DocumentSource, MediaKind, MediaSou
 #: The roles that every client may use. Others must be known to the model's template.
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
-#: How many messages a chat may have, how many tools, and how many parts or calls a message.
+#: The most messages and tools of a chat, and the most parts or calls of a message.
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 1024
 MAX_PARTS = 1024
@@ -292,14 +292,7 @@ def as_text(content: Any) -> str:
 def document_part(
     data: bytes, *, name: str = "", about: str = "", param: str
 ) -> dict[str, Any] | None:
-    """Make a content part of a file of text or a PDF; None: it is neither.
-
-    Args:
-        data: the file.
-        name: the name that the model sees.
-        about: what the request says of it.
-        param: the field that errors name.
-    """
+    """Make a content part of a file of text or a PDF, below `about`; None for other files."""
     if data.startswith(b"%PDF-"):
         return later(DocumentSource(data=data, name=name, about=about, param=param))
     text = _text_of(data)
@@ -312,7 +305,7 @@ def later(source: DocumentSource) -> dict[str, Any]:
 
 
 def _text_of(data: bytes) -> str | None:
-    """Read text in UTF-8, or UTF-16 with its mark. None: it is no text."""
+    """Read text in UTF-8, or UTF-16 with its mark; None for other data."""
     encoding = "utf-16" if data.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         text = data.decode(encoding)
@@ -361,8 +354,8 @@ def text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-#: What OpenAI's clients may ask for. How finely an image is seen is up to the model, so that all
-#: are the same here.
+#: The choices of OpenAI's clients. How finely a model sees an image is up to the model, so that
+#: all are the same here.
 DETAILS = ("auto", "low", "high", "original")
 
 #: Types of content parts that are media: the kind of each, and its fields that may hold the file.
@@ -389,7 +382,6 @@ class Attachment:
     file: str | os.PathLike[str] | bytes = attrs.field(repr=lambda file: repr(file)[:80])
 
     def source(self, param: str) -> MediaSource:
-        """Say where the file is; `param` is what errors call it."""
         if isinstance(self.file, bytes):
             return MediaSource(kind=self.kind, data=self.file, param=param)
         return MediaSource(kind=self.kind, path=os.fspath(self.file), param=param)
@@ -443,7 +435,7 @@ def media_part(source: MediaSource) -> dict[str, Any]:
 
 
 def has_media(content: object) -> bool:
-    """Whether the content of a message in normal form has an image, sound or a video."""
+    """True if the content of a message in normal form has an image, sound or a video."""
     return isinstance(content, list) and any(part["type"] == "media" for part in content)
 
 
@@ -503,16 +495,11 @@ def parse_media_part(kind: str, part: Mapping[str, Any], path: str) -> dict[str,
 
 
 def source_of(text: object, kind: MediaKind | None, param: str) -> MediaSource:
-    """Read where a file is: an http, https or file URL, a data URL, or base64.
-
-    Args:
-        text: as the client sent it.
-        kind: its kind according to the client.
-        param: the field that errors name.
+    """Read the place of a file, or the file: an http, https or file URL, a data URL, or base64.
 
     Raises:
-        InvalidMediaError: it is none of these, or the file is empty.
-        InvalidRequestError: it is no text.
+        InvalidMediaError: it is something else, or the file is empty; names `param`.
+        InvalidRequestError: it is not text.
     """
     if not isinstance(text, str):
         raise InvalidRequestError.at(param, "is missing." if text is None else "must be text.")
@@ -539,7 +526,7 @@ def file_part(given: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Read OpenAI's object of a file, with its data, URL or id: a document, or media.
 
     Raises:
-        UnknownFileError: it is one that the client should have uploaded.
+        UnknownFileError: the client has not uploaded it.
         UnsupportedFieldError: it is of no known type.
         InvalidMediaError: it is not valid base64.
         InvalidRequestError: something is of the wrong type. All name the field.

@@ -1,4 +1,4 @@
-"""What a chat adds to a generation: `ChatParams`, and which tools the model may call."""
+"""The parameters of a chat beside those of a generation: `ChatParams`, and the choice of tools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 from trioserve.chat.messages import MAX_TOOLS, check_count
 from trioserve.errors import InvalidRequestError
 
-#: Which part of the final message is continued. "auto": its reasoning, if it has nothing else.
+#: The part of the final message to continue. "auto": its reasoning, if it has nothing else.
 ContinueFinalMessage: TypeAlias = Literal["auto", "content", "reasoning_content"]
 
 Mode: TypeAlias = Literal["auto", "none", "required"]
@@ -20,7 +20,7 @@ MODES: tuple[Mode, ...] = ("auto", "none", "required")
 
 @attrs.frozen
 class ToolChoice:
-    """Whether the answer calls tools, and which of them it may call; None: any."""
+    """A choice of tools: a mode, and the names of the functions that may be called; None: any."""
 
     mode: Mode = "auto"
     names: tuple[str, ...] | None = None
@@ -105,28 +105,28 @@ def _empty_if_none(value: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 @attrs.frozen(kw_only=True)
 class ChatParams:
-    """How messages become a prompt, and how the output becomes a message."""
+    """The parameters for making a prompt of messages, and a message of the output."""
 
     #: Functions that the model may call, in OpenAI's form.
     tools: Sequence[Mapping[str, Any]] | None = attrs.field(default=None, converter=_none_if_empty)
     #: "auto", "none", "required", or the name of the function to call.
     tool_choice: str | ToolChoice = "auto"
-    #: Whether an answer may have several calls; None: where the template shows several.
+    #: Allow several calls in an answer; None: where the template shows several.
     parallel_tool_calls: bool | None = None
-    #: Whether the prompt ends with the head of an answer.
+    #: End the prompt with the head of an answer.
     add_generation_prompt: bool = True
     #: The part of the last message, the assistant's, that the model continues: "content",
     #: "reasoning_content" or "auto". The prompt ends with it, and the answer is the rest.
     continue_final_message: ContinueFinalMessage | None = None
     #: Variables of the template, such as ``enable_thinking``, beside those of the configuration.
     template_kwargs: Mapping[str, Any] = attrs.field(default=None, converter=_empty_if_none)
-    #: Where reasoning goes, as in llama-server; None: as the configuration says.
+    #: The place of reasoning, as in llama-server; None: as the configuration says.
     reasoning_format: str | None = None
     #: The most tokens of reasoning. 0: it ends at once; -1: as the configuration says.
     reasoning_budget: int = -1
     #: The last words of reasoning whose budget is used up; None: as the configuration says.
     reasoning_message: str | None = None
-    #: Whether `ChatStream.end_reasoning` may end the reasoning.
+    #: Allow `ChatStream.end_reasoning`.
     reasoning_control: bool = False
-    #: Whether tool calls are taken out of the text.
+    #: Take tool calls out of the text.
     parse_tools: bool = True

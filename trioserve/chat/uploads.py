@@ -16,7 +16,6 @@ class Upload(str):
 
     @classmethod
     def of(cls, id_: str, name: str, data: bytes) -> Upload:
-        """Make one of a file."""
         made = cls(id_)
         made.name, made.data = name, data
         return made

@@ -1,4 +1,4 @@
-"""What comes back from the engine: the events of a task, and looks at slots, queue and counters."""
+"""The answers of an engine: the events of a task, and looks at slots, queue and counters."""
 
 from __future__ import annotations
 
@@ -83,7 +83,6 @@ class Candidates(Sequence[TokenProb]):
         return cls(ids, [each.logprob for each in candidates], pieces.__getitem__)
 
     def named(self, piece_of: Callable[[TokenId], bytes]) -> Candidates:
-        """Return the same with other bytes."""
         return Candidates(self._ids, self._logprobs, piece_of)
 
     def __len__(self) -> int:
@@ -119,12 +118,12 @@ class TokenProbs:
 
     chosen: TokenProb
     top: Candidates
-    #: How many tokens of the vocabulary are as probable as it or more; 0: not counted.
+    #: The number of tokens that are as probable as it or more; 0: not counted.
     rank: int = 0
 
 
 class PromptScores(Sequence[TokenProbs]):
-    """How probable each token of a prompt is after those before it.
+    """The probabilities of each token of a prompt after those before it.
 
     The first token has no score, so item 0 is of the second one. An engine adds to it until the
     prompt is computed.
@@ -172,7 +171,7 @@ class PromptScores(Sequence[TokenProbs]):
     def of(
         cls, n_top: int, columns: Sequence[bytes], pieces: Mapping[TokenId, bytes]
     ) -> PromptScores:
-        """Make scores of `columns` and `pieces`. Raises ValueError: these are none."""
+        """Make scores of `columns` and `pieces`. Raises ValueError for others."""
         made = cls(n_top, lambda id_: pieces.get(id_, b""))
         arrays: tuple[array[Any], ...] = (
             made._ids,
@@ -222,7 +221,7 @@ class PromptScores(Sequence[TokenProbs]):
 
 @attrs.frozen(kw_only=True)
 class Timings:
-    """How long the parts of a task took.
+    """The durations of the parts of a task.
 
     `prompt_ms` runs from admission to the first output token, `predicted_ms` from there to the
     last, `queue_ms` from submission to admission. `prompt_n` counts the tokens that were
@@ -262,8 +261,8 @@ class Preempted:
 
 @attrs.frozen
 class Progress:
-    """How much of the prompt is in the KV cache. Sent when `return_progress` is set: as the prompt
-    begins, after each batch of it, and at its end.
+    """The part of the prompt that is in the KV cache. Sent when `return_progress` is set: as the
+    prompt begins, after each batch of it, and at its end.
     """
 
     task_id: int
@@ -355,15 +354,15 @@ class Returned:
     task_id: int = attrs.field(default=0, init=False)  # it is not of a task
 
 
-#: What a request sees of its task.
+#: The events of a task that its request sees.
 Event = Progress | Chunk | Finished | Failed
-#: What the engine says of a task or a call.
+#: The events of a task or a call that the engine sends.
 EngineEvent = Admitted | Preempted | Returned | Event
 
 
 @attrs.frozen(kw_only=True)
 class FimTokens:
-    """The tokens of a vocabulary that mark the parts of a text with a gap; -1: there is none."""
+    """The tokens of a vocabulary that mark the parts of a text with a gap; -1: not in it."""
 
     prefix: TokenId = -1
     suffix: TokenId = -1
@@ -374,7 +373,7 @@ class FimTokens:
 
 @attrs.frozen(kw_only=True)
 class ModelInfo:
-    """What is known of the loaded model."""
+    """Facts about the loaded model."""
 
     name: str  # the alias that clients use
     path: str
@@ -407,7 +406,7 @@ class AdapterInfo:
 
 @attrs.frozen(kw_only=True)
 class SlotState:
-    """What a slot has computed: a text, and the state of a KV sequence that holds it."""
+    """A text that a slot has computed, and the state of a KV sequence that holds it."""
 
     keys: tuple[CellKey, ...]  # what its cells are compared by
     root: CacheRoot = attrs.field(default=CacheRoot())
@@ -474,7 +473,7 @@ _NOW = frozenset(
 
 @attrs.define(kw_only=True)
 class EngineCounters:
-    """What an engine has done since its start, or holds now. Times are in seconds.
+    """The work of an engine since its start, and its state now. Times are in seconds.
 
     An engine adds to its own, and hands out copies.
     """
@@ -522,7 +521,7 @@ class EngineCounters:
 
 @attrs.frozen
 class StepRecord:
-    """What one step of an engine did. A step without a batch has zeros for what is in one."""
+    """The work of one step of an engine. A step without a batch has zeros for what is in one."""
 
     index: int  # of the records of a server, from 1; one that is missing was lost
     began: float
@@ -535,13 +534,12 @@ class StepRecord:
 
     @property
     def n_tokens(self) -> int:
-        """The size of the batch."""
         return self.n_decode + self.n_prefill
 
 
 @attrs.frozen
 class DraftCounts:
-    """What became of the drafts of one type, since the engine's start."""
+    """Counts of the drafts of one type, since the engine's start."""
 
     type: str  # as `--spec-type` calls it
     checked: int = 0  # drafts

@@ -16,8 +16,8 @@ import attrs
 
 MediaKind: TypeAlias = Literal["image", "audio", "video"]
 
-#: What a cell of the KV cache holds, for comparing: a token id, or for media a number below 0, made
-#: of the identity of the chunk and the place in it::
+#: The content of a cell of the KV cache, for comparing: a token id, or for media a number below 0,
+#: made of the identity of the chunk and the place in it::
 #:
 #:     - | digest of the id | cells of the chunk | positions of the chunk | place in the chunk |
 CellKey: TypeAlias = int
@@ -31,12 +31,12 @@ _MASK = (1 << _BITS) - 1
 class MediaSource:
     """A file that a request brings or names: `data`, `url`, `path` or `decoded`, and one only."""
 
-    #: What the client says it is. None: an image, sound or a video.
+    #: Its kind according to the client. None: an image, sound or a video.
     kind: MediaKind | None = None
     data: bytes | None = attrs.field(default=None, repr=False)
     url: str | None = None  # http, https or file
     path: str | None = None  # given by a program that has the server in it, and trusted
-    #: What the server itself has decoded before, such as a window of a long recording.
+    #: Media that the server itself has decoded before, such as a window of a long recording.
     decoded: DecodedMedia | None = attrs.field(default=None, repr=False)
     #: The field of the request that errors name, such as ``messages[0].content[1].image_url``.
     param: str = "messages"
@@ -59,24 +59,24 @@ class DocumentSource:
 
 @attrs.frozen(kw_only=True)
 class Modalities:
-    """What a model takes beside text."""
+    """The kinds of input that a model takes beside text."""
 
     vision: bool = False  # images, and so the frames of videos
     audio: bool = False
 
     @property
     def video(self) -> bool:
-        """Whether the model takes videos, which are frames for it."""
+        """True if the model takes videos, which are frames for it."""
         return self.vision
 
     @property
     def names(self) -> list[str]:
-        """What it takes, text included, as lists of models name it."""
+        """The kinds of input, text included, as lists of models name them."""
         names = {"text": True, "image": self.vision, "audio": self.audio}
         return [name for name, is_taken in names.items() if is_taken]
 
     def take(self, kind: MediaKind | None) -> bool:
-        """Whether it takes files of a kind; None: of any."""
+        """True if it takes files of a kind; None: of any."""
         if kind is None:
             return self.vision or self.audio
         return self.audio if kind == "audio" else self.vision
@@ -143,7 +143,7 @@ DecodedMedia: TypeAlias = DecodedImage | DecodedAudio | DecodedVideo
 
 @attrs.frozen
 class ChunkOutline:
-    """What cells of the KV cache tell of the chunk that they are of."""
+    """The facts about a chunk that each of its cells in the KV cache tells."""
 
     digest: bytes  # of its id, 16 bytes
     n_cells: int
@@ -175,13 +175,13 @@ class MediaChunk:
     kind: MediaKind
     n_cells: int  # rows of embeddings, and cells in the KV cache
     n_positions: int  # how much further the next token's position is; with M-RoPE, fewer
-    #: What it shows and how it was prepared. Chunks with equal ids have equal embeddings.
+    #: The identity of content and preparation: chunks with equal ids have equal embeddings.
     id: str
-    #: Whether its cells see only those before them. If not, all are decoded in one ubatch.
+    #: Its cells see only those before them. If not, all are decoded in one ubatch.
     is_causal: bool = True
-    #: What the projector has prepared; no other code reads it.
+    #: Prepared by the projector; no other code reads it.
     content: Any = attrs.field(repr=False)
-    #: What its cells are compared by, in the KV cache.
+    #: The keys that its cells are compared by, in the KV cache.
     keys: tuple[CellKey, ...] = attrs.field(init=False, repr=False)
 
     @keys.default
@@ -204,7 +204,7 @@ def chunk_start(keys: Sequence[CellKey]) -> int:
 
 
 def n_folded(key: CellKey) -> int:
-    """How many positions a chunk has less than cells, if this is the key of its last cell; or 0."""
+    """Count the positions that a chunk has less than cells, from the key of its last cell; or 0."""
     if key >= 0:
         return 0
     n_cells, n_positions, place = _read(key)

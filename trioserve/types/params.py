@@ -1,4 +1,4 @@
-"""How a request wants its output: sampling, limits, grammar. Each field is checked by its class."""
+"""The parameters of an output: sampling, limits, grammar. Each field is checked by its class."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _sampler(default: Any, flags: str, validator: Validator, help: str) -> Any:
 
 @attrs.frozen(kw_only=True, slots=False)  # it is copied for each request, and that is faster so
 class SamplingParams:
-    """How the next token is chosen. Names and defaults are those of llama-server.
+    """The choice of the next token. Names and defaults are those of llama-server.
 
     Raises:
         InvalidRequestError: a value is out of range; `param` names the field.
@@ -248,7 +248,7 @@ class SamplingParams:
 
     @property
     def needs_vocab(self) -> bool:
-        """Whether it depends on the vocabulary of the model if they can be used."""
+        """True if only the vocabulary of the model shows that they can be used."""
         return bool(self.logit_bias or self.dry_multiplier or "infill" in self.samplers)
 
 
@@ -260,7 +260,7 @@ MAX_SALT = 256
 #: The most outputs of a prompt. Those without a slot wait.
 MAX_OUTPUTS = 256
 
-#: What the `source` of a `Grammar` may be.
+#: The kinds of the `source` of a `Grammar`.
 GRAMMAR_KINDS = ("json_schema", "json_object", "gbnf", "lark", "regex", "structural", "tools")
 
 
@@ -301,7 +301,7 @@ class Thinking:
 
 @attrs.frozen
 class Grammar:
-    """What an output must look like: all of it, or what follows a certain place.
+    """The form of an output: all of it, or what follows a certain place.
 
     Grammars are equal when they say the same, whichever field of a request they came from.
 
@@ -317,13 +317,13 @@ class Grammar:
     source: str = attrs.field(default="", validator=_is_text)
     #: The field of the request that errors name.
     param: str = attrs.field(default="grammar", eq=False, kw_only=True)
-    #: What a lazy grammar waits for: one text of each group, group after group. From there on the
+    #: A lazy grammar waits for them: one text of each group, group after group. From there on the
     #: output must look as the grammar says. Names of control tokens count as text. A token that
     #: ends a trigger and continues in a way that the grammar does not allow is not chosen.
     triggers: tuple[tuple[str, ...], ...] = attrs.field(
         default=(), validator=_are_triggers, kw_only=True
     )
-    #: Whether the output may only end where the grammar says, so not before it begins. Without
+    #: The output may only end where the grammar says, so not before it begins. Without
     #: triggers it is so in any case.
     required: bool = attrs.field(default=False, kw_only=True)
     #: Reasoning that may come before all this, and is free.
@@ -331,7 +331,7 @@ class Grammar:
 
     @property
     def lazy(self) -> bool:
-        """Whether something may come before what it describes."""
+        """True if something may come before what it describes."""
         return bool(self.triggers) or self.thinking is not None
 
 
@@ -342,7 +342,7 @@ def _is_grammar(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> 
 
 @attrs.frozen(kw_only=True, slots=False)
 class GenerationParams:
-    """How a prompt is continued: sampling, limits, and what to report.
+    """The continuation of a prompt: sampling, limits, and what to report.
 
     Raises:
         InvalidRequestError: a value is out of range; `param` names the field.
@@ -350,7 +350,7 @@ class GenerationParams:
 
     sampling: SamplingParams = attrs.field(factory=SamplingParams)
     max_tokens: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))  # -1: no limit
-    #: The most tokens of each draft; -1: as the server says, 0: there are no drafts.
+    #: The most tokens of each draft; -1: as the server says, 0: no drafts.
     draft_max: int = attrs.field(default=-1, validator=in_range(-1, INT32_MAX))
     #: Strings that end the output and are not part of it.
     stop: tuple[str, ...] = attrs.field(default=(), converter=to_strings, validator=are_strings)
@@ -381,7 +381,7 @@ class GenerationParams:
     t_max_predict_ms: float = attrs.field(default=0, validator=in_range(0.0))  # 0: no limit
     #: Send a `Progress` after each prefill chunk.
     return_progress: bool = attrs.field(default=False, validator=is_bool)
-    #: Whether control tokens have no text; if not, their names are in the output.
+    #: Control tokens have no text; otherwise their names are in the output.
     skip_special_tokens: bool = attrs.field(default=True, validator=is_bool)
     #: Only tokens that it allows are chosen; where it allows the end, the output may end.
     grammar: Grammar | None = attrs.field(default=None, validator=_is_grammar)

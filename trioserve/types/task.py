@@ -1,4 +1,4 @@
-"""What a request asks of the engine: a prompt to continue, or texts to make embeddings of."""
+"""The tasks of an engine: a prompt to continue, or texts to make embeddings of."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _highest(prompt: Prompt) -> TokenId:
 
 @attrs.frozen
 class Prompt:
-    """What a task continues: tokens, and chunks of media between them.
+    """The text that a task continues: tokens, and chunks of media between them.
 
     Its length is the number of cells that it takes in the KV cache. A chunk takes many cells and,
     with M-RoPE, fewer positions; so a length in cells is not a position.
@@ -84,7 +84,7 @@ class Prompt:
     spans: tuple[tuple[int, MediaChunk], ...] = attrs.field(
         init=False, repr=False, eq=False, default=attrs.Factory(_spans, True)
     )
-    #: What each cell is compared by. Equal prompts have equal keys, and no others do.
+    #: The keys that cells are compared by. Equal prompts have equal keys, and no others do.
     keys: Sequence[CellKey] = attrs.field(
         init=False, repr=False, default=attrs.Factory(_keys, True)
     )
@@ -107,7 +107,7 @@ class Prompt:
 
     @property
     def n_positions(self) -> int:
-        """How many positions of a sequence it takes."""
+        """The number of positions of a sequence that it takes."""
         return len(self.tokens) + sum(chunk.n_positions for _, chunk in self.media)
 
     def span_from(self, cell: int) -> tuple[int, MediaChunk] | None:
@@ -148,13 +148,13 @@ Adapters = tuple[tuple[int, float], ...]
 
 
 class CacheRoot(NamedTuple):
-    """What two texts must have in common before one may start from what was computed for the other.
+    """The attributes that two texts must share to share computed state.
 
     Each root has its tree of prefixes, in the KV cache and in RAM.
     """
 
     adapters: Adapters = ()
-    #: Whose text it is: a digest of an API key; empty: any client may share it.
+    #: The owner of the text: a digest of an API key; empty: any client may share it.
     owner: str = ""
     #: A digest of the request's `cache_salt`; empty: it had none.
     salt: str = ""
@@ -178,7 +178,7 @@ class ThinkingBudget:
 
     thinking: Thinking
     n_tokens: int = -1  # of reasoning; -1: no limit, but `Engine.end_thinking` ends it
-    #: What is written then, as if the model had: some last words, and `Thinking.end`.
+    #: The end that is written then, as if by the model: some last words, and `Thinking.end`.
     closing: tuple[TokenId, ...]
 
 
@@ -192,13 +192,13 @@ class Aside:
 
     start: str
     ends: tuple[tuple[str, ...], ...]
-    #: How the prompt has begun one, after `start`; None: it has not.
+    #: The beginning of one that the prompt has, after `start`; None: it has not.
     begun: str | None = None
 
 
 @attrs.frozen
 class Task:
-    """What one request asks of the engine: one prompt, continued."""
+    """The task of one request: one prompt, continued."""
 
     id: int
     prompt: Prompt
@@ -206,24 +206,23 @@ class Task:
     #: Clients take turns in the queue. It may be an API key, so it is never shown.
     client: str = attrs.field(default="", repr=False)
     weight: float = 1.0  # turns of this client for one of the others
-    #: What `Backend.compile` made of `params.grammar`.
+    #: Compiled from `params.grammar` by `Backend.compile`.
     constraint: Constraint | None = attrs.field(default=None, eq=False, repr=False)
     #: The LoRA adapters to run with, and whose text it is. Tasks with other adapters are never in
     #: the same batch; those with another root share nothing.
     root: CacheRoot = attrs.field(default=CacheRoot())
     #: Control tokens whose names are a part of the text of the output.
     preserved_tokens: frozenset[TokenId] = attrs.field(default=frozenset(), repr=False)
-    #: Whether the name of the token that ends the output is a part of its text, too.
+    #: The name of the token that ends the output is a part of its text, too.
     special: bool = False
     budget: ThinkingBudget | None = None
     #: Texts that end the output as a token that ends it does.
     turn_ends: tuple[str, ...] = ()
-    #: Where stop strings do not count; None: they count everywhere.
+    #: The parts in which stop strings do not count; None: they count everywhere.
     aside: Aside | None = None
 
     @property
     def priority(self) -> int:
-        """The priority; the queue starts higher ones first."""
         return self.params.priority
 
 
@@ -233,7 +232,7 @@ def _to_prompts(texts: Iterable[Prompt | Iterable[TokenId]]) -> tuple[Prompt, ..
 
 @attrs.frozen
 class EmbeddingTask:
-    """What one request asks of an engine for embeddings: one for each text.
+    """The task of a request for embeddings: one for each text.
 
     A text may have media in it. To make a task takes a while with many texts: it looks at every
     token.

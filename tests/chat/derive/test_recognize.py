@@ -103,7 +103,7 @@ def test_any_template_has_a_format(
 
 @pytest.mark.parametrize("text", ["{" * 8000, "[" * 8000, "<" * 8000, "</think" * 9000])
 def test_templates_that_write_a_lot(text: str) -> None:
-    """What takes the square of its length is short."""
+    """Texts that would take the square of their length are short."""
     source = SHOWS_TOOLS + "{% for m in messages %}{% if m.tool_calls %}"
     source += f"{{{{ {text!r} }}}}{{{{ m.tool_calls | tojson }}}}{{% endif %}}{{% endfor %}}"
     template = ChatTemplate(source)

@@ -32,7 +32,7 @@ ODD = ['"', "'", "\\", "\n", "{", "}", "[", "]", "(", ")", "<", ">", "é", "\u20
 
 
 def strings(writer: Writer) -> st.SearchStrategy[str]:
-    """Make strings, of which many have markers of the format in them."""
+    """Make strings, many with markers of the format in them."""
     pieces = sorted(writer.format.texts) + ODD
     texts = st.lists(st.sampled_from(pieces) | st.text(max_size=3), max_size=5).map("".join)
     return texts.map(writer.clean)
@@ -194,7 +194,7 @@ def fragments(format: ChatFormat) -> st.SearchStrategy[str]:
 
 
 def skips_text(format: ChatFormat) -> bool:
-    """Whether a format has places for text that no client needs, such as ids and headers."""
+    """True if a format has places for text that no client needs, such as ids and headers."""
     if format.channels is not None:
         return True
     return any(
@@ -210,7 +210,10 @@ def test_streamed_equals_whole_and_nothing_is_lost(name: str, data: st.DataObjec
     """No marker has an é, so each one that goes in comes out."""
     format = WRITERS[name].format
     text = data.draw(fragments(format))
+    start, end = ("", "") if (one := format.thinking) is None else (one.start, one.end)
+    tails = ["", end, f"{start}\n", f"{start}\n\n{end}\n\n"]
     kwargs = {
+        "prompt_tail": data.draw(st.sampled_from(tails)),
         "parse_tools": data.draw(st.sampled_from([True, True, True, False])),
         "reasoning_format": data.draw(st.sampled_from(sorted(REASONING_FORMATS))),
     }

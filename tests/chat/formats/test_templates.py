@@ -58,7 +58,7 @@ def has_quote(history: Answer) -> bool:
     return any("'" in str(one) for _, args in history.calls for one in args.values())
 
 
-#: What templates write otherwise than their models do.
+#: Histories that templates write in another way than their models.
 ODD = {
     "LFM2.5-8B-A1B": has_quote,  # quotes in quotes as they are
     "NVIDIA-Nemotron-Nano-v2": lambda history: history.content,  # in another message

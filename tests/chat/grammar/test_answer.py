@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from tests.support import families
 from tests.support.message_writers import WRITERS
@@ -25,7 +24,6 @@ from tests.support.tool_grammars import (
     tool,
     walk,
 )
-from trioserve.chat.deltas import ToolCallStart
 from trioserve.chat.formats.syntax import (
     ChatFormat,
     JsonCall,
@@ -37,7 +35,6 @@ from trioserve.chat.formats.syntax import (
 from trioserve.chat.grammar import answer
 from trioserve.chat.grammar.answer import constrain
 from trioserve.chat.params import ToolChoice
-from trioserve.chat.parse.parser import message_parser
 from trioserve.llama.backend import LlamaBackend
 from trioserve.types import Grammar
 
@@ -154,13 +151,6 @@ def test_an_answer_is_calls_or_json(backend: LlamaBackend, name: str) -> None:
 #: A format of every kind of value: JSON, text, text with its type, CDATA, elements, literals.
 KINDS = ("hermes", "qwen3-coder", "kimi-k3", "minicpm-5", "minimax-m3", "lfm2", "gemma-4")
 
-TREE: dict[str, Any] = {
-    "type": "object",
-    "properties": {"l": {"type": "array", "items": {"$ref": "#/$defs/T"}, "maxItems": 1}},
-    "required": ["l"],
-    "additionalProperties": False,
-}
-
 
 @pytest.mark.system
 @pytest.mark.parametrize("name", KINDS)
@@ -209,16 +199,6 @@ def test_arguments_that_are_not_declared(
     for text in texts(backend, grammar, 1, writer.format):
         (call,) = read(text, writer.format, tools, tail_of(writer)).tool_calls
         assert isinstance(json.loads(call.arguments), dict)
-
-
-def test_a_schema_may_refer_to_itself(backend: LlamaBackend) -> None:
-    root = {"type": "object", "properties": {"a": {"$ref": "#/$defs/T"}}, "required": ["a"]}
-    tools = [tool("f", {**root, "$defs": {"T": TREE}})]
-    for name in ("hermes", "gemma-4", "qwen3-coder"):
-        format = WRITERS[name].format
-        grammar = constrain(format, tools, REQUIRED, parallel=False)
-        for text in texts(backend, grammar, 1, format):
-            check_calls(read(text, format, tools, ""), tools, parallel=False)
 
 
 @pytest.mark.parametrize("name", ["qwen3-coder", "seed-oss", "glm-4", "deepseek-v3.2", "kimi-k3"])
@@ -310,12 +290,6 @@ def test_an_answer_that_is_free() -> None:
     assert constrain(no_calls, TOOLS, AUTO, parallel=True, answer=answer) is answer
 
 
-def test_the_same_tools_make_one_grammar() -> None:
-    first = constrain(families.HERMES, TOOLS, AUTO, parallel=True, prompt_tail="x")
-    again = constrain(families.HERMES, list(TOOLS), AUTO, parallel=True, prompt_tail="y")
-    assert first is again
-
-
 def test_only_functions_that_are_chosen(backend: LlamaBackend) -> None:
     for mode in ("required", "auto"):
         choice = ToolChoice(mode, ("stop", "get"))  # type: ignore[arg-type]
@@ -330,65 +304,7 @@ def test_only_functions_that_are_chosen(backend: LlamaBackend) -> None:
 # -- any schema
 
 
-def schemas() -> st.SearchStrategy[Any]:
-    words = st.sampled_from(["a", "b", "", "1", "true", "x y", "é", '"', "</p"])
-    plain = st.sampled_from(
-        [
-            {"type": "integer", "minimum": 0, "maximum": 9},
-            {"type": "boolean"},
-            {"type": "null"},
-            {"type": "string", "maxLength": 2},
-            {"type": ["string", "integer"], "maxLength": 2, "minimum": 0, "maximum": 9},
-        ]
-    ) | st.lists(words | st.integers(0, 9), min_size=1, max_size=2, unique=True).map(
-        lambda values: {"enum": values}
-    )
-
-    def around(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-        members = st.dictionaries(st.sampled_from("pqr"), inner, min_size=1, max_size=2)
-        return (
-            st.lists(inner, min_size=1, max_size=2).map(lambda parts: {"anyOf": parts})
-            | inner.map(lambda item: {"type": "array", "items": item, "maxItems": 1})
-            | members.map(
-                lambda parts: {
-                    "type": "object",
-                    "properties": parts,
-                    "required": sorted(parts)[:1],
-                    "additionalProperties": False,
-                }
-            )
-        )
-
-    return st.recursive(plain, around, max_leaves=3)
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("name", NOTATIONS)
-@settings(max_examples=8, deadline=None, derandomize=True)
-@given(schema=schemas(), seed=st.integers(0, 99))
-def test_any_schema(backend: LlamaBackend, name: str, schema: Any, seed: int) -> None:
-    writer = WRITERS[name]
-    tools = taking(schema)
-    tail = tail_of(writer)
-    grammar = constrain(writer.format, tools, REQUIRED, parallel=False, prompt_tail=tail)
-    tokens = walk(backend, compiled(backend, grammar), seed, sorted(writer.format.texts))
-    if tokens is not None:
-        text = backend.vocab.detokenize(tokens).decode()
-        message = read(text, writer.format, tools, tail)
-        assert message.content == "", text
-        check_calls(message, tools, parallel=False)
-
-
 # -- streams
-
-
-def test_calls_stream_one_after_the_other() -> None:
-    text = WRITERS["hermes"].write_calls([("stop", {}), ("get", {"k": "a"}), ("stop", {})])
-    parser = message_parser(families.HERMES, parse_tools=True)
-    deltas = [delta for character in text for delta in parser.feed(character)] + parser.finish()
-    starts = [delta for delta in deltas if isinstance(delta, ToolCallStart)]
-    assert [start.index for start in starts] == [0, 1, 2]
-    assert len({start.id for start in starts}) == 3
 
 
 def test_the_largest_tools_are_not_remembered() -> None:

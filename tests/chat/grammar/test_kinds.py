@@ -97,6 +97,14 @@ def test_kinds_of_a_schema(schema: Any, kinds: Any) -> None:
     assert kinds_of(schema, schema) == (kinds or {"string", "null"})
 
 
+def test_references_may_lead_back_in_many_ways() -> None:
+    root = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 9, "items": {"type": "null"}}}}
+    shape = Shape({"$ref": "#/$defs/a"}, root)
+    assert shape.kinds == ANY
+    assert shape.member("b").kinds == ANY
+    assert shape.item().kinds == ANY - {"string"}
+
+
 def test_shapes_of_parts() -> None:
     root = {
         "additionalProperties": {"type": "string"},

@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 from hypothesis import given, strategies as st
 
-from trioserve.chat.grammar.lookahead import without_lookahead
-from trioserve.chat.grammar.plain import plain
+from trioserve.chat.grammar.plain import plain, without_lookahead
 
 TEXT = {"type": "string"}
 A, B, C = {"type": "integer"}, {"type": "null"}, {"type": "boolean"}

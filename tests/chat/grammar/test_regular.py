@@ -79,7 +79,7 @@ def test_texts_of_a_grammar(grammar: str, fits: list[str], does_not: list[str]) 
         ("start: A\n%import python.NAME", "imports from something else"),
         ("start: A\n%import common.NAME", "which 'common' does not have"),
         ("%declare A", "has '%declare', which is not supported"),
-        ("start: /(/", "is no regular expression"),
+        ("start: /(/", "invalid regular expression"),
         ("start: /a(?=b)/", "with anchors, or one that looks around"),
         ("start: /^a$/", "with anchors"),
         ("start: ;", "cannot be read at ';'"),
@@ -140,7 +140,7 @@ def test_other_characters_than_latin_ones(pattern: str) -> None:
 
 
 def accepts(grammar: CompiledGrammar, backend: LlamaBackend, text: str) -> bool:
-    """Whether a grammar allows a text, and its end after it."""
+    """True if a grammar allows a text, and its end after it."""
     matcher = grammar.matcher()
     try:
         for token in backend.vocab.tokenize(text):

@@ -225,3 +225,18 @@ def test_a_schema_that_is_nested_too_deeply(backend: LlamaBackend) -> None:
     with pytest.raises(InvalidRequestError, match="nested") as caught:
         compiled(backend, constrain(families.HERMES, strict(*tools), AUTO, parallel=True))
     assert caught.value.param == "tools[0].function.parameters"
+
+
+BACK = {"d0": {"anyOf": [{"$ref": "#/$defs/d0"}] * 2 + [{"type": "string"}]}}
+CHAIN = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)}
+LONG = {f"d{i}": {"oneOf": [{"$ref": f"#/$defs/d{i + 1}"}, {}]} for i in range(300)}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("definitions", [BACK, {**CHAIN, "d60": {"type": "string"}}, LONG])
+def test_references_that_lead_to_one_schema_in_many_ways(
+    backend: LlamaBackend, definitions: dict[str, Any]
+) -> None:
+    tools = taking({"$ref": "#/$defs/d0"})
+    tools[0]["function"]["parameters"]["$defs"] = definitions
+    compiled(backend, constrain(families.QWEN3_CODER, tools, REQUIRED, parallel=False))

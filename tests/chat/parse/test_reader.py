@@ -1,4 +1,4 @@
-"""What single formats do: how calls stream, where they end, and what is no call."""
+"""Single formats: the stream of a call, its end, and texts that look like calls."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.support import families
 from tests.support.parsing import built, deltas_of, make_parser
 from trioserve.chat.deltas import (
     ContentDelta,
+    Delta,
     Message,
     ReasoningDelta,
     ToolCall,
@@ -46,37 +47,26 @@ def tool(**properties: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("Oslo", "Oslo"),
-        ("12", 12),
-        ("-1.5e3", -1500.0),
-        ("true", True),
-        ("True", True),
-        ("None", None),
-        ("[1, 2]", [1, 2]),
-        ('{"b": "c"}', {"b": "c"}),
-        ('{"b": ', '{"b": '),
-        ("{b}", "{b}"),
-        ("12 apples", "12 apples"),
-        ("007", "007"),
-        ("NaN", "NaN"),
-        ('"quoted"', '"quoted"'),
-        ("", ""),
-        ("\nlines\n\n", "\nlines\n\n"),
-        ("a </parameter> b", "a </parameter> b"),
-        ("</function>", "</function>"),
-    ],
-)
-def test_values_without_a_schema(value: str, expected: object) -> None:
-    message = parse(qwen(value), families.QWEN3_CODER)
-    assert message.content == ""
-    assert json.loads(message.tool_calls[0].arguments) == {"a": expected}
-
-
-@pytest.mark.parametrize(
     ("schema", "value", "expected"),
     [
+        (None, "Oslo", "Oslo"),
+        (None, "12", 12),
+        (None, "-1.5e3", -1500.0),
+        (None, "true", True),
+        (None, "True", True),
+        (None, "None", None),
+        (None, "[1, 2]", [1, 2]),
+        (None, '{"b": "c"}', {"b": "c"}),
+        (None, '{"b": ', '{"b": '),
+        (None, "{b}", "{b}"),
+        (None, "12 apples", "12 apples"),
+        (None, "007", "007"),
+        (None, "NaN", "NaN"),
+        (None, '"quoted"', '"quoted"'),
+        (None, "", ""),
+        (None, "\nlines\n\n", "\nlines\n\n"),
+        (None, "a </parameter> b", "a </parameter> b"),
+        (None, "</function>", "</function>"),
         ({"type": "string"}, "12", "12"),
         ({"type": "string"}, "true", "true"),
         ({"enum": ["1", "2"]}, "1", "1"),
@@ -91,28 +81,18 @@ def test_values_without_a_schema(value: str, expected: object) -> None:
         (True, "1", 1),
     ],
 )
-def test_a_schema_tells_what_is_text(schema: object, value: str, expected: object) -> None:
-    message = parse(qwen(value), families.QWEN3_CODER, tools=[tool(a=schema)])
+def test_a_schema_or_the_value_tells_what_is_text(
+    schema: object, value: str, expected: object
+) -> None:
+    tools = [] if schema is None else [tool(a=schema)]
+    message = parse(qwen(value), families.QWEN3_CODER, tools=tools)
+    assert message.content == ""
     assert json.loads(message.tool_calls[0].arguments) == {"a": expected}
 
 
 def test_tools_without_schemas() -> None:
     for tools in ([{}], [{"function": {"name": "f"}}], [{"function": {"parameters": 1}}]):
         assert parse(qwen("1"), families.QWEN3_CODER, tools=tools).tool_calls[0].arguments
-
-
-def test_text_streams() -> None:
-    parser = make_parser(families.QWEN3_CODER)
-    assert parser.feed("<tool_call>\n<function=f") == []
-    assert parser.feed(">\n") == [ToolCallStart(0, "call_0", "f")]
-    assert parser.feed("<parameter=ci") == [ToolCallArguments(0, "{")]
-    assert parser.feed("ty>\n") == [ToolCallArguments(0, '"city": ')]
-    assert parser.feed("Os") == [ToolCallArguments(0, '"Os')]
-    assert parser.feed('"lo\n') == [ToolCallArguments(0, '\\"lo')]
-    assert parser.feed("</parameter>\n</fun") == []
-    assert parser.feed("ction>") == [ToolCallArguments(0, '"}')]
-    assert parser.feed("\n</tool_call>") == []
-    assert parser.finish() == []
 
 
 def test_the_outer_marker_may_be_missing() -> None:
@@ -150,22 +130,6 @@ def test_a_call_without_arguments() -> None:
     assert parse("<tool_call>f</tool_call>", families.GLM) == Message("", "", (call("f", "{}"),))
 
 
-def test_elements_within_elements() -> None:
-    mark = "]<]minimax[>["
-    inner = "<l>#<item>1#</item>#<item>#<k>true#</k>#</item>#</l>#<s> x#</s>#</invoke>"
-    text = f'#<tool_call>\n#<invoke name="f">#{inner}\n#</tool_call>'.replace("#", mark)
-    message = parse(text, families.MINIMAX_M3)
-    assert message == Message("", "", (call("f", '{"l": [1, {"k": true}], "s": " x"}'),))
-
-
-def test_elements_of_text() -> None:
-    mark = "]<]minimax[>["
-    inner = "<s>1 <b>#<s>#</s>#</invoke>"
-    text = f'#<tool_call>\n#<invoke name="f">#{inner}\n#</tool_call>'.replace("#", mark)
-    message = parse(text, families.MINIMAX_M3, tools=[tool(s={"type": "string"})])
-    assert message == Message("", "", (call("f", json.dumps({"s": f"1 <b>{mark}<s>"})),))
-
-
 def nested(tag: str, depth: int, inner: str = "1") -> str:
     return f"#<{tag}>" * depth + inner + f"#</{tag}>" * depth
 
@@ -174,6 +138,11 @@ def nested(tag: str, depth: int, inner: str = "1") -> str:
     ("inner", "arguments"),
     [
         ("#<s>#</s>#<e>#</e>", '{"s": "", "e": ""}'),
+        (
+            "#<l>#<item>1#</item>#<item>#<k>true#</k>#</item>#</l>#<s> x#</s>",
+            '{"l": [1, {"k": true}], "s": " x"}',
+        ),
+        ("#<s>1 <b>#<s>#</s>", '{"s": "1 <b>]<]minimax[>[<s>"}'),
         ("#<ü>1#</ü>", '{"ü": 1}'),
         ("#<a>\n#<item>x#</item>\n#</a>", '{"a": ["x"]}'),
         (nested("a", 100), '{"a": ' * 100 + "1" + "}" * 100),
@@ -260,11 +229,7 @@ def test_generic_answers(written: str, content: str) -> None:
     assert parse(f'{{"response": {written}}}', families.PLAIN) == Message(content)
 
 
-def test_generic_answers_stream() -> None:
-    parser = make_parser(families.PLAIN)
-    assert parser.feed('{"response": "Hel') == [ContentDelta("Hel")]
-    assert parser.feed('lo"}') == [ContentDelta("lo")]
-    assert parser.finish() == []
+def test_generic_answers_that_are_odd() -> None:
     assert parse('{"response": "cut', families.PLAIN) == Message("cut")
     assert parse('{"response": 1}', families.PLAIN) == Message('{"response": 1}')
 
@@ -307,14 +272,6 @@ def test_a_name_in_quotes() -> None:
     for broken in ("[{f: {}}]", '[{"": {}}]', r'[{"\ud800": {}}]', '[{"f'):
         text = f"<|tools_prefix|>{broken}"
         assert parse(text, families.APERTUS) == Message(text)
-
-
-def test_json_arguments_stream() -> None:
-    parser = make_parser(families.MISTRAL)
-    assert parser.feed("[TOOL_CALLS]f[ARGS]") == [ToolCallStart(0, "call_0", "f")]
-    assert parser.feed('{"a": "b') == [ToolCallArguments(0, '{"a": "b')]
-    assert parser.feed('c"}') == [ToolCallArguments(0, 'c"}')]
-    assert parser.finish() == []
 
 
 # -- literals
@@ -394,16 +351,6 @@ def test_other_arguments_that_are_cut_off(
     assert message == Message(content, "", (call("f", arguments),))
 
 
-def test_strings_of_literals_stream() -> None:
-    parser = make_parser(families.GEMMA4)
-    parser.feed("<|tool_call>call:f{a:")
-    assert parser.feed('<|"|>ab<|') == [ToolCallArguments(0, '"ab')]
-    assert parser.feed("c") == [ToolCallArguments(0, "<|c")]
-    parser = make_parser(families.LFM2)
-    parser.feed("<|tool_call_start|>[f(a='")
-    assert parser.feed(r"\x41") == [ToolCallArguments(0, "A")]
-
-
 # -- rows of messages
 
 
@@ -428,19 +375,6 @@ def test_only_the_final_channel_of_harmony_is_an_answer_in_a_format() -> None:
     assert parse(text, families.HARMONY, **kwargs) == Message('{"a": 1}', "HmLook:")
     call = " to=functions.f<|channel|>commentary json<|message|>{}"
     assert parse(call, families.HARMONY, **kwargs).tool_calls[0].name == "f"
-
-
-def test_harmony_streams() -> None:
-    parser = make_parser(families.HARMONY, prompt_tail="<|start|>assistant")
-    assert parser.feed("<|channel|>analysis<|message|>Hm") == [ReasoningDelta("Hm")]
-    assert parser.feed(" so<|e") == [ReasoningDelta(" so")]
-    assert parser.feed("nd|><|start|>assistant<|channel|>final<|message|>Hi") == [
-        ContentDelta("Hi")
-    ]
-    assert parser.finish() == []
-    parser = make_parser(families.HARMONY, prompt_tail="<|start|>assistant")
-    text = "<|channel|>analysis<|message|>Hm<|end|><|channel|>final<|message|>Hi"
-    assert parser.feed(text) == [ReasoningDelta("Hm"), ContentDelta("Hi")]
 
 
 def test_harmony_that_the_prompt_has_begun() -> None:
@@ -514,12 +448,6 @@ def test_functionary() -> None:
 
 
 # -- what the engine needs to know
-
-
-def test_formats_name_their_markers() -> None:
-    assert {"[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"} <= families.MISTRAL_THINK.texts
-    assert {"<|start|>", "<|call|>"} <= families.HARMONY.texts
-    assert "" not in families.PLAIN.texts
 
 
 F, G = call("f", '{"a": "x", "b": 1}'), call("g", "{}", 1)
@@ -616,3 +544,72 @@ def test_text_between_markers_may_be_json(value: str, arguments: str) -> None:
         f'<calls>\n<invoke name="f">\n<parameter name="a">{value}</parameter>\n</invoke>\n</calls>'
     )
     assert parse(text, families.FAMILIES["json-values"]).tool_calls == (call("f", arguments),)
+
+
+# -- streams
+
+
+def brief(delta: Delta) -> str:
+    match delta:
+        case ContentDelta(text):
+            return f"said {text}"
+        case ReasoningDelta(text):
+            return f"thought {text}"
+        case ToolCallStart(_, _, name):
+            return f"call {name}"
+        case ToolCallArguments(_, text):
+            return f"with {text}"
+
+
+STREAMS: list[tuple[ChatFormat, dict[str, list[str]]]] = [
+    (
+        families.QWEN3_CODER,
+        {
+            "<tool_call>\n<function=f": [],
+            ">\n": ["call f"],
+            "<parameter=ci": ["with {"],
+            "ty>\n": ['with "city": '],
+            "Os": ['with "Os'],
+            '"lo\n': ['with \\"lo'],
+            "</parameter>\n</fun": [],
+            "ction>": ['with "}'],
+            "\n</tool_call>": [],
+        },
+    ),
+    (
+        families.MISTRAL,
+        {"[TOOL_CALLS]f[ARGS]": ["call f"], '{"a": "b': ['with {"a": "b'], 'c"}': ['with c"}']},
+    ),
+    (
+        families.GEMMA4,
+        {
+            "<|tool_call>call:f{a:": ["call f", 'with {"a": '],
+            '<|"|>ab<|': ['with "ab'],
+            "c": ["with <|c"],
+        },
+    ),
+    (
+        families.LFM2,
+        {"<|tool_call_start|>[f(a='": ["call f", 'with {"a": "'], r"\x41": ["with A"]},
+    ),
+    (families.PLAIN, {'{"response": "Hel': ["said Hel"], 'lo"}': ["said lo"]}),
+    (
+        families.HARMONY,
+        {
+            "<|channel|>analysis<|message|>Hm": ["thought Hm"],
+            " so<|e": ["thought  so"],
+            f"nd|><|start|>assistant{FINAL}Hi": ["said Hi"],
+        },
+    ),
+    (
+        families.HARMONY,
+        {f"<|channel|>analysis<|message|>Hm<|end|>{FINAL}Hi": ["thought Hm", "said Hi"]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("format", "pieces"), STREAMS)
+def test_what_is_certain_streams(format: ChatFormat, pieces: dict[str, list[str]]) -> None:
+    tail = "<|start|>assistant" if format is families.HARMONY else ""
+    parser = make_parser(format, prompt_tail=tail)
+    assert {text: list(map(brief, parser.feed(text))) for text in pieces} == pieces

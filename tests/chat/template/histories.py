@@ -62,7 +62,7 @@ class History:
     def call(
         self,
         *names: str,
-        content: str | None = None,
+        content: Any = None,
         arguments: Sequence[object] | None = None,
         ids: Sequence[object] | None = None,
         **fields: Any,
@@ -185,220 +185,193 @@ _TOOLS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def _kinds() -> Iterator[tuple[str, History]]:
-    # 1. Arguments.
-    for name, (given, text) in _ODD_ARGUMENTS.items():
-        made = History().with_tools().say("user").call("weather", arguments=[given])
-        made.texts += [text] * bool(text)
-        yield f"arguments: {name}", made.results().say("assistant", "user")
-    made = History().with_tools().say("user").call("weather", arguments=['{"city": "odd7x'])
-    made.texts.append("odd7x")
-    yield "arguments: cut, last", made.results()
+_ROLES = ("system", "developer", "user", "assistant")
 
-    # 2. Text, thinking and calls.
+
+def history(script: str) -> History:
+    """Make a history of steps.
+
+    ``user`` says a text, ``user:2`` one of two parts. ``weather+clock`` calls both tools,
+    ``weather:thought,text`` one after a thought and a text. ``results`` are those of all calls,
+    ``results:10`` those of the second one and of the first. ``tools`` offers tools.
+    """
+    made = History()
+    for step in script.split():
+        name, _, how = step.partition(":")
+        if name == "tools":
+            made.with_tools()
+        elif name == "results":
+            made.results([int(i) for i in how])
+        elif name in _ROLES:
+            made.parts(name, int(how)) if how else made.say(name)
+        else:
+            fields = {"reasoning_content": made.thought()} if "thought" in how else {}
+            content = made.text() if "text" in how else None
+            made.call(*name.split("+"), content=content, **fields)
+    return made
+
+
+_SCRIPTS: dict[str, str] = {
+    "call: no result": "tools user weather user",
+    "call: no tools": "user weather results assistant user",
+    "call: three steps": "tools user" + 3 * " weather:thought,text results",
+    "tools: system": "tools system user",
+    "tools: another called": "tools user other results assistant user",
+    "turns: two users": "user user",
+    "turns: three users": "user user user assistant user",
+    "turns: users later": "user assistant user user assistant user",
+    "turns: assistant first": "assistant user",
+    "turns: assistant first, later": "assistant user assistant user",
+    "turns: system, assistant": "system assistant user",
+    "turns: two assistants": "user assistant assistant user",
+    "turns: two assistants at the end": "user assistant assistant",
+    "turns: system alone": "system",
+    "turns: developer alone": "developer",
+    "turns: two systems alone": "system system",
+    "turns: result, user": "tools user weather results user",
+    "turns: result, user, later": "tools user weather results user"
+    " assistant user weather results user",
+    "turns: two users, call": "tools user user weather results",
+    "turns: assistant first, call": "tools assistant user weather results",
+    "system: first": "system user",
+    "system: developer": "developer user",
+    "system: two": "system system user",
+    "system: and developer": "system developer user",
+    "system: developer and system": "developer system user",
+    "system: three": "system developer system user assistant user",
+    "system: after user": "system user system",
+    "system: after user, no first": "user system",
+    "system: after assistant": "system user assistant system user",
+    "system: after assistant, no first": "user assistant system user",
+    "system: developers": "developer user developer assistant user developer assistant user"
+    " developer",
+    "system: at the end": "user assistant user system",
+    "system: developer at the end": "user assistant user developer",
+    "system: between users": "user system user",
+    "system: two in the middle": "user assistant system system user",
+    "system: each turn": "system user system assistant user system assistant user system",
+    "system: before user, after call": "tools system user weather results assistant system user",
+    "parts: everywhere": "system:2 user:2 assistant:2 user:2",
+    "calls: two": "tools user weather+clock results",
+    "calls: two, answered": "tools user weather+clock results assistant user",
+    "calls: text": "tools user weather+clock:text results assistant user",
+    "calls: thinking, text": "tools user weather+clock:thought,text results",
+    "calls: three of one": "tools user weather+weather+weather results",
+    "calls: twice": "tools user weather+clock results weather+clock results assistant user",
+    "calls: result, user": "tools user weather+clock results user",
+    "calls: one result": "tools user weather+clock results:0",
+    "calls: one result, user": "tools user weather+clock results:1 user",
+    "calls: no tools": "user weather+clock results assistant user",
+    "calls: other order": "tools user weather+clock results:10 assistant user",
+    "end: text": "user assistant",
+    "end: later": "system user assistant user assistant",
+    "end: alone": "assistant",
+    "end: system": "system assistant",
+    "end: tools": "tools user assistant",
+    "end: result": "tools user weather results assistant",
+    "end: parts": "user assistant:2",
+}
+
+_IDS: dict[str, list[str | None]] = {
+    "openai": ["call_Ab1Cd2Ef3Gh4Ij5Kl6Mn7Op8", "call_Xb1Cd2Ef3Gh4Ij5Kl6Mn7Op8"],
+    "anthropic": ["toolu_01A09q90qw90lq917835lq9", "toolu_01B09q90qw90lq917835lq9"],
+    "uuid": ["9b2f0c1e-6f0a-4c43-8d7c-0d8e5f6a7b8c", "0b2f0c1e-6f0a-4c43-8d7c-0d8e5f6a7b8c"],
+    "kimi": ["functions.weather:0", "functions.clock:1"],
+    "short": ["1", "2"],
+    "nine": ["abcdefgh1", "abcdefgh2"],
+    "none": [None, None],
+    "odd": ["a b/c", "ä"],
+    "same": ["x", "x"],
+}
+
+
+def _kinds() -> Iterator[tuple[str, History]]:
+    for name, script in _SCRIPTS.items():
+        yield name, history(script)
+        if name.startswith("system: ") and script.startswith(("system", "developer")):
+            yield f"{name}, tools", history(f"tools {script}")
+
+    for name, (given, text) in _ODD_ARGUMENTS.items():
+        for end, then in (("", ("assistant", "user")), (", last", ())):
+            if end and name != "cut":
+                continue
+            made = history("tools user").call("weather", arguments=[given])
+            made.texts += [text] * bool(text)
+            yield f"arguments: {name}{end}", made.results().say(*then)
+
     for thinking in ("", "reasoning_content", "reasoning"):
         for content in (False, True):
-            made = History().with_tools().say("user")
-            fields = {thinking: made.thought()} if thinking else {}
-            made.call("weather", content=made.text() if content else None, **fields)
-            name = f"call: {'text, ' * content}{thinking or 'no thinking'}"
-            yield name, made.results()
-            made = History().with_tools().say("user")
-            fields = {thinking: made.thought()} if thinking else {}
-            made.call("weather", content=made.text() if content else None, **fields)
-            yield f"{name}, answered", made.results().say("assistant", "user")
-    made = History().with_tools().say("user")
-    for _ in range(3):
-        thought = made.thought()
-        made.call("weather", content=made.text(), reasoning_content=thought).results()
-    yield "call: three steps", made
-    yield "call: no result", History().with_tools().say("user").call("weather").say("user")
-    made = History().with_tools().say("user").call("weather").results()
+            for end, then in (("", ()), (", answered", ("assistant", "user"))):
+                made = history("tools user")
+                fields = {thinking: made.thought()} if thinking else {}
+                made.call("weather", content=made.text() if content else None, **fields)
+                name = f"call: {'text, ' * content}{thinking or 'no thinking'}{end}"
+                yield name, made.results().say(*then)
+    made = history("tools user weather results")
     made.messages.pop(1)
     made.texts.pop(1)
     yield "call: a result alone", made.say("user")
-    yield "call: no tools", History().say("user").call("weather").results().say("assistant", "user")
 
-    # 3. Tools.
     for name, tools in _TOOLS.items():
         yield f"tools: {name}", History().with_tools(*tools).say("user")
     made = History().with_tools(*_TOOLS["mcp-names"]).say("user").call("mcp.server/get:weather")
     yield "tools: mcp-names, called", made.results().say("assistant", "user")
-    made = History().with_tools(without("weather", "description", "parameters")).say("user")
+    made = History().with_tools(*_TOOLS["name-alone"]).say("user")
     yield "tools: name-alone, called", made.call("weather", arguments=["{}"]).results()
-    yield "tools: system", History().with_tools().say("system", "user")
-    made = History().with_tools().say("user").call("other").results()
-    yield "tools: another called", made.say("assistant", "user")
 
-    # 4. Turns.
-    for name, roles in {
-        "two users": "user user",
-        "three users": "user user user assistant user",
-        "users later": "user assistant user user assistant user",
-        "assistant first": "assistant user",
-        "assistant first, later": "assistant user assistant user",
-        "system, assistant": "system assistant user",
-        "two assistants": "user assistant assistant user",
-        "two assistants at the end": "user assistant assistant",
-        "system alone": "system",
-        "developer alone": "developer",
-        "two systems alone": "system system",
-    }.items():
-        yield f"turns: {name}", History().say(*roles.split())
-    yield (
-        "turns: result, user",
-        History().with_tools().say("user").call("weather").results().say("user"),
-    )
-    made = History().with_tools().say("user").call("weather").results().say("user", "assistant")
-    yield "turns: result, user, later", made.say("user").call("weather").results().say("user")
-    yield (
-        "turns: two users, call",
-        History().with_tools().say("user", "user").call("weather").results(),
-    )
-    made = History().with_tools().say("assistant", "user").call("weather")
-    yield "turns: assistant first, call", made.results()
-
-    # 5. System and developer messages.
-    for name, roles in {
-        "first": "system user",
-        "developer": "developer user",
-        "two": "system system user",
-        "and developer": "system developer user",
-        "developer and system": "developer system user",
-        "three": "system developer system user assistant user",
-        "after user": "system user system",
-        "after user, no first": "user system",
-        "after assistant": "system user assistant system user",
-        "after assistant, no first": "user assistant system user",
-        "developers": "developer user developer assistant user developer assistant user developer",
-        "at the end": "user assistant user system",
-        "developer at the end": "user assistant user developer",
-        "between users": "user system user",
-        "two in the middle": "user assistant system system user",
-        "each turn": "system user system assistant user system assistant user system",
-    }.items():
-        yield f"system: {name}", History().say(*roles.split())
-        if roles.startswith(("system", "developer")):
-            yield f"system: {name}, tools", History().with_tools().say(*roles.split())
     for role in ("system", "developer"):
-        made = History().with_tools().say("system", "user").call("weather").results().say(role)
-        yield f"system: {role} after result", made
-        made = History().with_tools().say("system", "user").call("weather").results().say(role)
-        yield f"system: {role} after result, later", made.say("assistant", "user")
-    made = History().with_tools().say("system", "user").call("weather").results()
-    yield "system: before user, after call", made.say("assistant", "system", "user")
+        script = f"tools system user weather results {role}"
+        yield f"system: {role} after result", history(script)
+        yield f"system: {role} after result, later", history(f"{script} assistant user")
 
-    # 6. Parts.
-    for role in ("system", "developer", "user", "assistant"):
-        roles = {"user": ["user"], "assistant": ["user", "assistant", "user"]}.get(
-            role, [role, "user"]
-        )
-        for n in (1, 2, 3):
-            made = History()
-            for each in roles:
-                made.parts(each, n) if each == role else made.say(each)
-            yield f"parts: {role} {n}", made
-    for then in ((), ("assistant", "user")):
-        made = History().with_tools().say("user").call("weather")
-        yield (
-            f"parts: tool{', later' * bool(then)}",
-            made.parts("tool", tool_call_id="call_1_0").say(*then),
-        )
-    made = History().with_tools().say("user")
-    made.call("weather", content=[{"type": "text", "text": made.text()}]).results()  # type: ignore[arg-type]
-    yield "parts: call", made
-    made = History().say("user")
-    thought = {"type": "thinking", "thinking": made.thought()}
-    made.add("assistant", content=[thought, {"type": "text", "text": made.text()}])
-    yield "parts: thinking", made.say("user")
-    made = History().say("user")
-    thought = {"type": "reasoning", "text": made.thought()}
-    made.add("assistant", content=[thought, {"type": "text", "text": made.text()}])
-    yield "parts: reasoning", made.say("user")
-    yield "parts: empty", History().say("user").add("assistant", content="").say("user")
-    yield "parts: none", History().say("user").add("assistant", content=[]).say("user")
-    yield (
-        "parts: everywhere",
-        History().parts("system").parts("user").parts("assistant").parts("user"),
-    )
-
-    # 7. Ids.
-    for name, ids in {
-        "openai": ["call_Ab1Cd2Ef3Gh4Ij5Kl6Mn7Op8", "call_Xb1Cd2Ef3Gh4Ij5Kl6Mn7Op8"],
-        "anthropic": ["toolu_01A09q90qw90lq917835lq9", "toolu_01B09q90qw90lq917835lq9"],
-        "uuid": ["9b2f0c1e-6f0a-4c43-8d7c-0d8e5f6a7b8c", "0b2f0c1e-6f0a-4c43-8d7c-0d8e5f6a7b8c"],
-        "kimi": ["functions.weather:0", "functions.clock:1"],
-        "short": ["1", "2"],
-        "nine": ["abcdefgh1", "abcdefgh2"],
-        "none": [None, None],
-        "odd": ["a b/c", "ä"],
-        "same": ["x", "x"],
+    for role, script in {
+        "system": "system{} user",
+        "developer": "developer{} user",
+        "user": "user{}",
+        "assistant": "user assistant{} user",
     }.items():
-        made = History().with_tools().say("user").call("weather", ids=ids[:1]).results()
+        for n in (1, 2, 3):
+            yield f"parts: {role} {n}", history(script.format(f":{n}"))
+    for then in ((), ("assistant", "user")):
+        made = history("tools user weather").parts("tool", tool_call_id="call_1_0").say(*then)
+        yield f"parts: tool{', later' * bool(then)}", made
+    made = history("tools user")
+    made.call("weather", content=[{"type": "text", "text": made.text()}]).results()
+    yield "parts: call", made
+    for kind, field in (("thinking", "thinking"), ("reasoning", "text")):
+        made = history("user")
+        thought = {"type": kind, field: made.thought()}
+        made.add("assistant", content=[thought, {"type": "text", "text": made.text()}])
+        yield f"parts: {kind}", made.say("user")
+    yield "parts: empty", history("user").add("assistant", content="").say("user")
+    yield "parts: none", history("user").add("assistant", content=[]).say("user")
+
+    for name, ids in _IDS.items():
+        made = history("tools user").call("weather", ids=ids[:1]).results()
         yield f"ids: {name}", made.say("assistant", "user")
-        made = History().with_tools().say("user").call("weather", ids=ids[:1]).results()
+        made = history("tools user").call("weather", ids=ids[:1]).results()
         made.call("clock", ids=ids[1:]).results()
         yield f"ids: {name}, two", made.say("assistant", "user")
-
-    made = History().with_tools().say("user").call("weather", ids=["x"])
+    made = history("tools user").call("weather", ids=["x"])
     made.add("tool", tool_call_id="y", content=made.text())
     yield "ids: of no call", made.say("assistant", "user")
 
-    # 8. Several calls.
-    both = ("weather", "clock")
-    yield "calls: two", History().with_tools().say("user").call(*both).results()
-    made = History().with_tools().say("user").call(*both)
-    yield "calls: two, answered", made.results().say("assistant", "user")
-    made = History().with_tools().say("user")
-    yield "calls: text", made.call(*both, content=made.text()).results().say("assistant", "user")
-    made = History().with_tools().say("user")
-    thought = made.thought()
-    made.call(*both, content=made.text(), reasoning_content=thought)
-    yield "calls: thinking, text", made.results()
-    yield "calls: three of one", History().with_tools().say("user").call(*["weather"] * 3).results()
-    made = History().with_tools().say("user").call(*both).results().call(*both).results()
-    yield "calls: twice", made.say("assistant", "user")
-    yield (
-        "calls: result, user",
-        History().with_tools().say("user").call(*both).results().say("user"),
-    )
-    yield "calls: one result", History().with_tools().say("user").call(*both).results([0])
-    yield (
-        "calls: one result, user",
-        History().with_tools().say("user").call(*both).results([1]).say("user"),
-    )
-    yield "calls: no tools", History().say("user").call(*both).results().say("assistant", "user")
-    made = History().with_tools().say("user").call(*both).results([1, 0])
-    yield "calls: other order", made.say("assistant", "user")
-
-    made = History().with_tools().say("user").call("weather", ids=["x"]).call("clock", ids=["y"])
+    made = history("tools user").call("weather", ids=["x"]).call("clock", ids=["y"])
     for id_ in ("x", "y"):
         made.add("tool", tool_call_id=id_, content=made.text())
     yield "calls: in two messages", made.say("assistant", "user")
-
-    made = History().with_tools().say("user")
+    made = history("tools user")
     made.add("assistant", function_call={"name": "weather", "arguments": made.text()})
     made.add("function", name="weather", content=made.text())
     yield "calls: of functions", made.say("assistant", "user")
 
-    # 9. The last message is the assistant's.
-    yield "end: text", History().say("user", "assistant")
-    yield "end: later", History().say("system", "user", "assistant", "user", "assistant")
-    yield "end: alone", History().say("assistant")
-    yield "end: system", History().say("system", "assistant")
-    yield "end: tools", History().with_tools().say("user", "assistant")
-    yield (
-        "end: result",
-        History().with_tools().say("user").call("weather").results().say("assistant"),
-    )
-    made = History().say("user")
+    made = history("user")
     yield "end: thinking", made.add("assistant", content="", reasoning_content=made.text())
-    made = History().say("user")
+    made = history("user")
     thought = made.thought()
     made.add("assistant", content=made.text(), reasoning_content=thought)
     yield "end: thinking, text", made
-    yield "end: parts", History().say("user").parts("assistant")
-    yield "end: empty", History().say("user").add("assistant", content="")
+    yield "end: empty", history("user").add("assistant", content="")
 
 
 HISTORIES: dict[str, History] = dict(_kinds())

@@ -83,9 +83,3 @@ async def test_an_unknown_name_is_an_error_of_loading() -> None:
         found = found.exceptions[0]
     assert isinstance(found, ModelLoadError)
     assert "'zephir' is neither Jinja nor one of these: bailing" in found.message
-
-
-def test_several_words_are_a_text_and_no_name() -> None:
-    text = "This is not a chat template, it is"
-    assert source_of(text) == text
-    assert ChatTemplate(source_of(text)).render([{"role": "user", "content": "Hi"}]) == text

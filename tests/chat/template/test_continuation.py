@@ -13,7 +13,6 @@ from trioserve.chat.formats.syntax import ChatFormat
 from trioserve.chat.template.builtin import CHATML
 from trioserve.chat.template.continuation import (
     ContinueFinalMessage,
-    continued_part,
     continued_prompt_tail,
     find_divergence_points,
     render_continued,
@@ -148,13 +147,6 @@ def test_reasoning_that_the_template_has_begun_is_closed() -> None:
     assert prompt(said(reasoning_content="so")) == head + "so"
 
 
-def test_the_part_that_is_continued() -> None:
-    assert continued_part([USER, said("A")], "auto") == "content"
-    assert continued_part([USER, said("A", reasoning_content="so")], "auto") == "content"
-    assert continued_part([USER, said(reasoning_content="so")], "auto") == "reasoning_content"
-    assert continued_part([USER, said("A")], "reasoning_content") == "reasoning_content"
-
-
 def parsed(text: str, last: dict[str, Any]) -> Message:
     tail = continued_prompt_tail([USER, last], "auto", PLAIN_THINK)
     return parse([text], PLAIN_THINK, parse_tools=False, prompt_tail=tail)
@@ -186,7 +178,7 @@ def user(content: Any) -> dict[str, Any]:
 
 
 def heads(messages: list[dict[str, Any]], source: str = CHATML, **options: Any) -> list[str]:
-    """What comes before each place: the last letters of it."""
+    """The last letters before each place."""
     template = ChatTemplate(source)
     text = template.render(messages, **options)
     return [

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,19 +53,6 @@ BARE = """\
 
 def text_calls(source: str) -> str:
     return source.replace("arguments|tojson", "arguments + ''")
-
-
-def test_chatml() -> None:
-    prompt = ChatTemplate(CHATML).render([SYSTEM, USER])
-    assert prompt == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-
-
-def test_no_generation_prompt() -> None:
-    prompt = ChatTemplate(CHATML).render([USER], add_generation_prompt=False)
-    assert prompt == "<|im_start|>user\nHi<|im_end|>\n"
 
 
 def test_special_tokens_are_variables() -> None:
@@ -288,31 +273,6 @@ def test_a_template_that_fails_always_can_do_nothing() -> None:
 
 
 # -- the bundled model's template
-
-
-@pytest.fixture(scope="module")
-def bundled() -> ChatTemplate:
-    path = Path(__file__).parents[3] / "examples" / "bundled_model" / "template.jinja"
-    return ChatTemplate(path.read_text(encoding="utf-8"))
-
-
-def test_the_bundled_template_can_do_all(bundled: ChatTemplate) -> None:
-    flags = bundled.capabilities.as_flags()
-    lacks = {name for name, has in flags.items() if not has}
-    assert lacks == {"supports_preserve_reasoning", "supports_reasoning_effort"}
-
-
-def test_the_bundled_template_renders_a_tool_loop(bundled: ChatTemplate) -> None:
-    messages: list[dict[str, Any]] = [
-        SYSTEM,
-        USER,
-        {"role": "assistant", "content": None, "tool_calls": [CALL]},
-        RESULT,
-    ]
-    prompt = bundled.render(messages, tools=[TOOL])
-    call = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-    assert f"<|im_start|>assistant\n{call}<|im_end|>\n" in prompt
-    assert prompt.endswith("<|im_start|>assistant\n")
 
 
 def test_an_empty_content_where_parts_are_needed() -> None:

@@ -1,4 +1,4 @@
-"""The variables by which templates are told to think, found by trying them."""
+"""The variables that have a template think, found by trying them."""
 
 from __future__ import annotations
 

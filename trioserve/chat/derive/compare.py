@@ -84,10 +84,7 @@ def reasoning_mentioned(source: str) -> Reasoning | None:
 
 @attrs.frozen(kw_only=True)
 class _Core:
-    """A call without the markers around it: its place, its steps, and what may end it.
-
-    `name_first` says that the name comes before all other parts of it.
-    """
+    """A call without the markers around it. With `name_first` its name comes before all else."""
 
     start: int
     end: int
@@ -299,14 +296,7 @@ _OBJECT = JsonCall(arguments_keys=("arguments", "parameters"), ignored_keys=("ty
 def _grouped(
     core: _Core, before: Sequence[str], gap: Sequence[str] | None, after: Sequence[str]
 ) -> ToolCalls:
-    """Tell what is around each call from what is around all of them.
-
-    Args:
-        core: the call.
-        before: the pieces before the first one.
-        gap: the pieces between two calls; None: the template has a place for one.
-        after: the pieces behind the last one.
-    """
+    """Tell what is around each call from what is around all; `gap` is None if one is the most."""
     n_end = 0 if gap is None else len(shared_pieces(gap, after))
     n_start = 0 if gap is None else len(shared_last_pieces(gap[n_end:], before))
     between = () if gap is None else tuple(gap[n_end : len(gap) - n_start])

@@ -57,9 +57,9 @@ class Probes:
 
     Args:
         probe: renders messages as they are.
-        as_objects: whether arguments of calls are objects, and not text.
+        as_objects: arguments of calls are objects, and not text.
         reason: puts reasoning into a message; None: the template shows none.
-        fill: sets the variables that have a model think, from `enable_thinking`.
+        fill: sets the variables for thinking, from `enable_thinking`.
     """
 
     def __init__(
@@ -76,16 +76,15 @@ class Probes:
         self._fill = fill
 
     def written(self, answer: Answer, *, ids: Sequence[str] = CALL_IDS) -> str:
-        """Give all that stands after the question; nothing if the template refuses the answer."""
+        """Give all that stands after the question; empty if the template refuses the answer."""
         return self._after([self._message(answer, ids)])
 
     @functools.cached_property
     def begun(self) -> frozenset[str]:
-        """How prompts begin an answer: as they are, with thinking and without."""
+        """The beginnings of an answer in prompts: as they are, with thinking and without."""
         return frozenset(map(self.opened, (None, True, False)))
 
     def opened(self, thinking: bool | None) -> str:
-        """Give how a prompt begins an answer."""
         variables: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
         self._fill(variables)
         return self._after([], add_generation_prompt=True, **variables)
@@ -112,7 +111,6 @@ class Probes:
         return begun, shown[len(begun) :]
 
     def without_end(self, text: str) -> str:
-        """Take the end of a turn off the end of an answer."""
         last, markers = self.turn_ends
         text = text.removesuffix(_shared_end(text, last)).rstrip()
         while (found := list(_PIECE.finditer(text))) and found[-1][0] in markers:

@@ -41,9 +41,9 @@ def recognize(source: str, probes: Probes, *, shows_tools: bool, shows_calls: bo
     Args:
         source: the template.
         probes: render it.
-        shows_tools: whether it tells the model of tools. Otherwise the prompt does so as text, and
-            asks for calls as JSON.
-        shows_calls: whether it writes the calls of earlier answers.
+        shows_tools: it tells the model of tools. Otherwise the prompt does so as text, and asks for
+            calls as JSON.
+        shows_calls: it writes the calls of earlier answers.
     """
     name, format = _named(SPECIAL, source)
     findings: list[tuple[str, str]] = []

@@ -62,7 +62,7 @@ class QuotedName:
 
 @attrs.frozen
 class JsonArguments:
-    """The arguments as a JSON object. Where there is none, they are empty."""
+    """The arguments as a JSON object; empty if none follows."""
 
 
 @attrs.frozen(kw_only=True)
@@ -172,7 +172,7 @@ def described(description: object) -> str:
 
 @attrs.frozen(kw_only=True)
 class ToolCalls:
-    """Where calls stand in a message, and how each is written.
+    """The places of calls in a message, and their notation.
 
     One of `starts` begins a group of calls; `opening` is read before the first. After each call
     another one follows if one of `between` comes, which is dropped, or one of `again`, which is a
@@ -216,7 +216,7 @@ class Channels:
     content: str
     reasoning: str = ""
     ends: tuple[str, ...] = ()
-    #: What a model writes for each kind: headers, with a place for the name, and what comes first.
+    #: The headers of a call, with a place for the name, and of content; and the text before them.
     call_header: str
     content_header: str
     role: str = ""
@@ -228,7 +228,7 @@ class Channels:
 
 @attrs.frozen(kw_only=True)
 class ChatFormat:
-    """How a family of models writes its messages.
+    """The notation of messages of a family of models.
 
     A template of this family has all texts in `mentions`, and none in `lacks`. With `channels`
     there is nothing else. The texts in `dropped` are markers around content.
@@ -248,7 +248,6 @@ class ChatFormat:
         return self.reasoning if self.channels is None else self.channels.thinking
 
     def fits(self, source: str) -> bool:
-        """Whether a template is of this family."""
         return all(text in source for text in self.mentions) and not any(
             text in source for text in self.lacks
         )
@@ -274,10 +273,7 @@ def held_back(text: str, markers: tuple[str, ...]) -> int:
 
 
 def first_of(text: str, markers: tuple[str, ...], start: int = 0) -> tuple[int, str]:
-    """Find the first of the markers in a text, from `start`: its place, or -1, and which it is.
-
-    Of those at the same place the first one counts.
-    """
+    """Find the first of the markers in a text, from `start`: its place, or -1, and which it is."""
     found = _patterns(markers)[0].search(text, start)
     return (-1, "") if found is None else (found.start(), found[0])
 
@@ -291,7 +287,7 @@ def beginning_of(markers: tuple[str, ...]) -> Callable[..., re.Match[str] | None
 
 @functools.lru_cache(maxsize=256)
 def _patterns(markers: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
-    """What finds a marker, what finds the beginning of one at the end, and the longest of these."""
+    """Patterns of a marker, and of a marker cut off at the end, and the length of the longest."""
     begun = {marker[:length] for marker in markers for length in range(1, len(marker))}
     whole = re.compile("|".join(map(re.escape, markers)) or "(?!)")
     beginning = re.compile(f"(?:{'|'.join(map(re.escape, begun)) or '(?!)'})\\Z")

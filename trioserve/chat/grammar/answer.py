@@ -5,21 +5,26 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, assert_never
 
 import attrs
 
 from trioserve.chat.formats.syntax import (
     Channels,
     ChatFormat,
+    Choice,
     Elements,
+    Ignore,
     JsonArguments,
     JsonCall,
+    JsonContent,
     Literals,
     Marker,
+    Maybe,
     Name,
+    OneOf,
     Parameters,
     QuotedName,
     Step,
@@ -29,6 +34,7 @@ from trioserve.chat.formats.syntax import (
 from trioserve.chat.grammar.arguments import ArgumentsStep, dump_step
 from trioserve.chat.grammar.schemas import (
     ANYTHING,
+    ARGUMENTS,
     MAX_DEPTH,
     NAME,
     Part,
@@ -38,7 +44,6 @@ from trioserve.chat.grammar.schemas import (
     quoted,
     sequence,
 )
-from trioserve.chat.grammar.steps import StepWriter, chosen
 from trioserve.chat.params import ToolChoice, name_of
 from trioserve.errors import InvalidRequestError
 from trioserve.types import Grammar, Thinking
@@ -47,7 +52,7 @@ from trioserve.types import Grammar, Thinking
 def after_thinking(
     grammar: Grammar, format: ChatFormat, thinking: Thinking | None, reasoning_format: str
 ) -> Grammar:
-    """Have a grammar for the answer begin after the reasoning.
+    """Begin a grammar for the answer after the reasoning.
 
     Where the model writes channels it begins in that of the answer, and a grammar for tool calls
     knows of channels itself. With the reasoning format "none" all of the output is content: then
@@ -75,7 +80,7 @@ _NO_ARGUMENTS: dict[str, Any] = {
 
 @attrs.frozen
 class Function:
-    """A function that may be called: its name, the schema of its arguments, where it stands.
+    """A function that may be called, and the path of its tool in the request.
 
     The schema of one that is not `strict` is relaxed where no grammar can enforce it.
     """
@@ -125,11 +130,7 @@ def functions_of(tools: Sequence[Mapping[str, Any]], choice: ToolChoice) -> list
 
 
 def _written(step: Name | QuotedName | JsonCall, function: Function) -> str:
-    """Write the name of a function.
-
-    Raises:
-        InvalidRequestError: the notation cannot.
-    """
+    """Write the name of a function. Raises InvalidRequestError: the notation cannot."""
     name = function.name
     if not isinstance(step, Name):
         if not name:
@@ -140,17 +141,20 @@ def _written(step: Name | QuotedName | JsonCall, function: Function) -> str:
     return step.prefix + name
 
 
-def _arguments_of(step: Step) -> ArgumentsStep | None:
-    """Say which step reads the arguments, if this one does."""
-    if isinstance(step, JsonCall):
-        return JsonArguments()
-    return step if isinstance(step, JsonArguments | Parameters | Literals | Elements) else None
+def _arguments_in(steps: Sequence[Step]) -> ArgumentsStep:
+    """Find the step that reads the arguments."""
+    for step in steps:
+        if isinstance(step, JsonCall):
+            return JsonArguments()
+        if isinstance(step, JsonArguments | Parameters | Literals | Elements):
+            return step
+    raise AssertionError("a call has arguments")
 
 
 def _texts_before(syntax: ToolCalls, steps: Sequence[Step]) -> list[str]:
     """Find the texts that may stand before a name; none if it is known by its quotes or prefix."""
     if isinstance(steps[0], Name):
-        opening = [text for step in chosen(syntax.opening) for text in texts_in(step)]
+        opening = [text for step in _chosen(syntax.opening) for text in texts_in(step)]
         return [*syntax.starts, *opening, *syntax.between, *(one or "\n" for one in syntax.again)]
     for before, step in itertools.pairwise(steps):
         if isinstance(step, Name) and not step.prefix and isinstance(before, Marker):
@@ -179,14 +183,14 @@ def constrain(
     """Make the grammar that an answer has to follow after its reasoning; None if it is free.
 
     Args:
-        format: how the model writes.
+        format: of the model.
         tools: the tools on offer, in OpenAI's form.
-        choice: what it may do with them.
-        parallel: whether an answer may have several calls.
+        choice: of tools.
+        parallel: an answer may have several calls.
         prompt_tail: the end of the prompt, which may have begun a message.
         answer: the format of an answer in text.
-        owner: whose chat it is. What was made for one is not found by another, because that would
-            be quicker, and tell.
+        owner: of the chat. Another owner does not find its grammars in the cache, since the time
+            would tell that they are there.
 
     Raises:
         InvalidRequestError: the schema of a tool, or `answer`, cannot be enforced here.
@@ -235,33 +239,6 @@ _made = lru_cache(maxsize=32)(_make)
 _made_large = lru_cache(maxsize=4)(_make)
 
 
-def _grammar(
-    rules: Rules,
-    start: str,
-    step: ArgumentsStep,
-    functions: Sequence[tuple[Function, str]],
-    before: Sequence[str],
-    **fields: Any,
-) -> Grammar:
-    """Make a grammar whose first rule is `start`.
-
-    Args:
-        rules: of everything but the calls of single functions, which the compiler writes.
-        start: the first rule.
-        step: reads arguments.
-        functions: that may be called, each with how its name is written.
-        before: texts before a name, if it does not come first: one of them; none: any text.
-        fields: those of `Grammar`.
-    """
-    source = {
-        **rules.parts(start),
-        "arguments": dump_step(step),
-        "functions": [function.described(written) for function, written in functions],
-        "before": list(before),
-    }
-    return Grammar("tools", json.dumps(source, ensure_ascii=False), param="tools", **fields)
-
-
 def _schema_of(answer: Grammar) -> Any:
     if answer.kind == "json_object":
         return {"type": "object"}
@@ -277,19 +254,128 @@ def _schema_of(answer: Grammar) -> Any:
     return schema
 
 
-class _MarkerWriter(StepWriter):
+#: An id, and what may stand around it: ``" index="1``.
+_ID = r"/[A-Za-z0-9_ \"=.:\-]{0,64}/"
+#: The value of a member that clients do not need.
+_IGNORED = r"/\"[A-Za-z0-9_\-]{0,64}\"|0|[1-9][0-9]{0,8}/"
+
+
+def _chosen(steps: Sequence[Step]) -> list[Step]:
+    """Take those steps of each choice that a grammar has."""
+    found: list[Step] = []
+    for step in steps:
+        if isinstance(step, Choice):
+            found += _chosen(step.otherwise if step.writes_others else step.steps)
+        else:
+            found.append(step)
+    return found
+
+
+class _Writer:
+    """Writes calls as rules.
+
+    Args:
+        arguments: the step that reads the arguments.
+        functions: each with its name as it is written.
+        before: a name stands after one of these texts; without them, after any text.
+    """
+
+    def __init__(
+        self,
+        arguments: ArgumentsStep,
+        functions: Sequence[tuple[Function, str]],
+        before: Sequence[str],
+    ) -> None:
+        self._rules = Rules()
+        self._source = {
+            "arguments": dump_step(arguments),
+            "functions": [function.described(written) for function, written in functions],
+            "before": list(before),
+        }
+
+    def _grammar(self, start: str, **fields: Any) -> Grammar:
+        source = json.dumps({**self._rules.parts(start), **self._source}, ensure_ascii=False)
+        return Grammar("tools", source, param="tools", **fields)
+
+    def _steps(self, steps: Sequence[Step]) -> Iterator[str]:
+        before: Step | None = None
+        for step in steps:
+            joined = isinstance(step, Marker) and isinstance(before, Name | Ignore)
+            if not joined and not isinstance(step, Name | Ignore | Literals):
+                yield self._rules.space
+            yield self._step(step, before)
+            before = step
+
+    def _step(self, step: Step, before: Step | None) -> str:
+        rules = self._rules
+        match step:
+            case Marker(text):
+                return rules.marker(text)
+            case OneOf(texts) | Maybe(texts):
+                return choice(rules.marker(text) for text in texts)
+            case Ignore():
+                return self._ignored(step, before)
+            case Name():
+                return self._name(step)
+            case QuotedName():
+                return NAME
+            case JsonCall():
+                return self._json_call(step)
+            case JsonArguments() | Parameters() | Literals() | Elements():
+                return ARGUMENTS
+            case JsonContent() | Choice():
+                raise AssertionError("these steps are no part of a call")
+        assert_never(step)
+
+    def _name(self, step: Name) -> str:
+        counter = self._rules.rule("/:[0-9]{1,3}/") if step.counted else ""
+        blanks = [text for text in step.until if not text.strip()]
+        end = choice(map(quoted, blanks)) if blanks else ""
+        return sequence(NAME, counter, end)
+
+    def _ignored(self, step: Ignore, before: Step | None) -> str:
+        """Write text that is ignored. After a name it begins with the end of the name."""
+        free = self._rules.rule(_ID)
+        if not isinstance(before, Name):
+            return free
+        ways = [
+            "" if text in step.until else sequence(self._rules.marker(text), free)
+            for text in before.until
+        ]
+        written = choice(way for way in ways if way)
+        return f"({written})?" if "" in ways else written
+
+    def _json_call(self, step: JsonCall) -> str:
+        """Write a call as an object, with members that say nothing before or after the others."""
+        rules, space = self._rules, self._rules.space
+        colon = rules.rule(f'{space} ":" {space}')
+        comma = rules.rule(f'{space} "," {space}')
+        name = sequence(choice(quoted(f'"{key}"') for key in step.name_keys), colon, NAME)
+        keys = choice(quoted(f'"{key}"') for key in step.arguments_keys)
+        pair = rules.calls(sequence(name, comma, keys, colon, ARGUMENTS))
+        ways = []
+        for places in itertools.product("-<>", repeat=len(step.ignored_keys)):
+            members = dict.fromkeys("<>", "")
+            for key, place in zip(step.ignored_keys, places, strict=True):
+                member = sequence(quoted(f'"{key}"'), colon, rules.rule(_IGNORED))
+                if place == "<":
+                    members["<"] = sequence(members["<"], member, comma)
+                elif place == ">":
+                    members[">"] = sequence(members[">"], comma, member)
+            ways.append(sequence(members["<"], pair, members[">"]))
+        return sequence('"{"', space, choice(ways), space, '"}"')
+
+
+class _MarkerWriter(_Writer):
     """Writes messages whose calls stand between markers, in groups."""
 
     def __init__(self, syntax: ToolCalls, functions: list[Function], parallel: bool) -> None:
-        super().__init__()
+        steps = _chosen(syntax.call)
+        named = next(one for one in steps if isinstance(one, Name | QuotedName | JsonCall))
+        written = [(function, _written(named, function)) for function in functions]
+        super().__init__(_arguments_in(steps), written, _texts_before(syntax, steps))
         self._syntax = syntax
         self._parallel = parallel
-        steps = chosen(syntax.call)
-        readers = [_arguments_of(step) for step in steps]
-        self._arguments = next(step for step in readers if step is not None)
-        self._before = _texts_before(syntax, steps)
-        named = next(one for one in steps if isinstance(one, Name | QuotedName | JsonCall))
-        self._functions = [(function, _written(named, function)) for function in functions]
         self._call = self._any_call(syntax.call)
 
     def calls(self) -> Grammar:
@@ -316,15 +402,10 @@ class _MarkerWriter(StepWriter):
             return None
         return self._grammar(self._rest(read), triggers=(triggers,))
 
-    def _grammar(self, start: str, **fields: Any) -> Grammar:
-        return _grammar(
-            self._rules, start, self._arguments, self._functions, self._before, **fields
-        )
-
     def _triggers(self) -> tuple[tuple[str, ...], int]:
         """Find the texts that show that a call begins, and how many steps they have read."""
         syntax = self._syntax
-        first = chosen(syntax.call)[0]
+        first = _chosen(syntax.call)[0]
         if isinstance(first, Marker) and first.text in syntax.starts and not syntax.opening:
             return (first.text,), 1  # all ways to begin lead there
         texts = [one.text for one in syntax.opening if isinstance(one, Marker)]
@@ -348,16 +429,12 @@ class _MarkerWriter(StepWriter):
         return sequence(group, f"({self._rules.space} {group})*")
 
     def _rest(self, read: int) -> str:
-        """Write the part after the text that begins a call.
-
-        Args:
-            read: how many steps of the opening, or of the call, were in that text.
-        """
+        """Write the part after the text that begins a call, which had `read` steps in it."""
         syntax = self._syntax
         # If it was a part of the call, the text before it, which closes with it, is not known.
         in_call = read > 0 and not syntax.opening
         opening = "" if in_call else self._opening(syntax.opening[read:])
-        first = self._any_call(chosen(syntax.call)[read:]) if in_call else self._call
+        first = self._any_call(_chosen(syntax.call)[read:]) if in_call else self._call
         closing = self._closing()
         closing = f"({closing})?" if in_call and closing else closing
         rest = sequence(opening, first, self._more(), closing)
@@ -383,7 +460,7 @@ class _MarkerWriter(StepWriter):
         syntax, space = self._syntax, self._rules.space
         if not self._parallel or not (syntax.between or syntax.again):
             return ""
-        gap = space if isinstance(chosen(syntax.call)[0], Name) else ""
+        gap = space if isinstance(_chosen(syntax.call)[0], Name) else ""
         ways = [
             sequence(space, self._rules.marker(text), gap, self._call) for text in syntax.between
         ]
@@ -407,43 +484,35 @@ class _MarkerWriter(StepWriter):
 
     def _any_call(self, steps: Sequence[Step]) -> str:
         """Write the steps of a call of any of the functions."""
-        call = sequence(*self._steps(chosen(steps)))
+        call = sequence(*self._steps(_chosen(steps)))
         return self._rules.calls(call) if NAME in call else self._rules.rule(call)
 
     def _opening(self, steps: Sequence[Step]) -> str:
         """Write the steps before the first call."""
-        return sequence(*self._steps(chosen(steps)))
+        return sequence(*self._steps(_chosen(steps)))
 
 
-class _ChannelWriter(StepWriter):
+class _ChannelWriter(_Writer):
     """Writes rows of messages; calls are messages, too."""
 
     def __init__(
         self, channels: Channels, functions: list[Function], parallel: bool, opened: bool
     ) -> None:
-        super().__init__()
-        self._channels = channels
-        self._functions = functions
-        # If messages have an end marker, a call is the last one, unless that is between calls.
-        self._parallel = parallel and (not channels.ends or bool(channels.between))
-        self._open = opened
         for function in functions:
             if not _CHANNEL_NAME.fullmatch(function.name) or function.name == "all":
                 raise function.refuse_name()
-
-    def _grammar(self, start: str, **fields: Any) -> Grammar:
-        named = [(function, function.name) for function in self._functions]
-        channels = self._channels
         before = [channels.call_header.split("{}")[0] or channels.start]
         for mark, following in itertools.pairwise(channels.body):
             before += texts_in(mark) if isinstance(following, Name) else ()
-        found = map(_arguments_of, channels.body)
-        step = next(one for one in found if one is not None)
-        return _grammar(self._rules, start, step, named, before, **fields)
+        named = [(function, function.name) for function in functions]
+        super().__init__(_arguments_in(channels.body), named, before)
+        self._channels = channels
+        # If messages have an end marker, a call is the last one, unless that is between calls.
+        self._parallel = parallel and (not channels.ends or bool(channels.between))
+        self._open = opened
 
     @property
     def _next(self) -> str:
-        """The beginning of one more message."""
         channels = self._channels
         return self._rules.marker(channels.start + channels.role)
 
@@ -474,11 +543,9 @@ class _ChannelWriter(StepWriter):
         return sequence(first, f"({sequence(rules.space, end, self._next, self._call())})*")
 
     def calls(self) -> Grammar:
-        """Write an answer that is nothing but calls."""
         return self._grammar(self._calls(self._first(self._call())), required=True)
 
     def calls_or(self, answer: Grammar) -> Grammar:
-        """Write an answer that is calls, or JSON."""
         rules, channels = self._rules, self._channels
         said = sequence(
             rules.marker(channels.content_header),
@@ -490,7 +557,6 @@ class _ChannelWriter(StepWriter):
         return self._grammar(first, required=True)
 
     def lazy(self) -> Grammar:
-        """Write an answer that is free until a call begins."""
         channels, rules = self._channels, self._rules
         first = channels.body[0]
         if isinstance(first, Marker):  # other headers begin as that of a call does

@@ -33,7 +33,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_.-]+")
 _PLAIN_KEY = re.compile(r"[\w.$@*+/-]+")
 _ANY_KEY = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/"
 _CDATA = "<![CDATA["
-#: What is not text, by the names of types.
+#: The types of all values but text.
 _KINDS = ("number", "boolean", "null", "object", "array")
 _MAX_KEY = 400
 #: The depth of nested values that is followed, in notations other than JSON.
@@ -66,14 +66,8 @@ def load_step(fields: Mapping[str, Any]) -> ArgumentsStep:
     return _STEPS[fields["step"]](**values)
 
 
-def write_arguments(rules: Rules, step: ArgumentsStep, part: Part, told: Shape) -> str:
-    """Write the arguments of a function.
-
-    Args:
-        rules: where rules go.
-        step: the step that reads them.
-        part: their schema.
-        told: what the reader knows of the arguments.
+def write_arguments(rules: Rules, step: ArgumentsStep, part: Part, shape: Shape) -> str:
+    """Write the arguments of a function; their reader knows the shape.
 
     Raises:
         InvalidRequestError: the schema cannot be enforced.
@@ -82,11 +76,11 @@ def write_arguments(rules: Rules, step: ArgumentsStep, part: Part, told: Shape) 
         case JsonArguments():
             return rules.schema(part.whole, part.param)
         case Parameters():
-            return ParameterWriter(rules, step, told).write(part)
+            return ParameterWriter(rules, step, shape).write(part)
         case Literals():
             return LiteralWriter(rules, step).write(part)
         case Elements():
-            return write_elements(rules, step, part, told)
+            return write_elements(rules, step, part, shape)
     assert_never(step)
 
 
@@ -102,12 +96,12 @@ def write_any_arguments(rules: Rules, step: ArgumentsStep) -> str:
 def write_members(
     rules: Rules, members: Iterable[tuple[str, bool]], others: str, comma: str
 ) -> str:
-    """Write members in their order; optional ones may be left out.
+    """Write members in their order, with a comma between two; optional ones may be left out.
 
     Args:
         rules: where rules go.
-        members: the rule of each member, and whether it must be there.
-        others: the rule of any other member, or nothing.
+        members: the rule of each member, and True if it must be there.
+        others: the rule of any other member; may be empty.
         comma: the text between two.
     """
     after = rules.rule(f"({comma} {others})*") if others else ""
@@ -120,10 +114,7 @@ def write_members(
 
 
 def _text_body(part: Part, end: str, kinds: frozenset[str] = TEXT) -> str:
-    """Write the texts that a schema allows, as one regular expression; empty if none.
-
-    Its reader looks for values of some kinds.
-    """
+    """Write the texts that a schema allows, as one regular expression; empty without any."""
     bodies = list(texts(part, end, kinds))
     return choice(f"({body})" for body in bodies) if bodies else ""
 
@@ -144,23 +135,18 @@ def _declared(part: Part) -> list[str]:
 class ParameterWriter:
     """Writes parameters that stand one by one between markers."""
 
-    def __init__(self, rules: Rules, syntax: Parameters, told: Shape) -> None:
+    def __init__(self, rules: Rules, syntax: Parameters, shape: Shape) -> None:
         self._rules = rules
         self._syntax = syntax
-        self._told = told
+        self._shape = shape
 
     def write(self, part: Part) -> str:
-        """Write all the parameters of a function.
-
-        Raises:
-            InvalidRequestError: their schema cannot be enforced.
-        """
         rules, content = self._rules, object_of(part)
         members = []
         for key, value, needed in content.members:
             self._check_key(key, value)
             head = rules.marker(f"{self._syntax.open}{key}{self._syntax.key_end}")
-            body = self._value(value, self._told.member(key).kinds)
+            body = self._value(value, self._shape.member(key).kinds)
             members.append((rules.rule(sequence(head, body)), needed))
         others = ""
         if content.others is not None:
@@ -204,7 +190,7 @@ class ParameterWriter:
             close = rules.marker(f"{newline}{syntax.close}")
             ways.append(sequence(opens, value, close))
         if not ways:
-            raise part.refuse("there is no value that this model can write")
+            raise part.refuse("it has no value that this model can write")
         return choice(ways)
 
     def _open(self, attribute: str) -> str:
@@ -235,42 +221,39 @@ def _attributes(text_attribute: str, part: Part) -> list[str]:
 # -- elements of XML
 
 
-def write_elements(rules: Rules, syntax: Elements, part: Part, told: Shape) -> str:
+def write_elements(rules: Rules, syntax: Elements, part: Part, shape: Shape) -> str:
     """Write all the arguments of a function, and the end of the element around them.
 
-    Text is written as it is, and anything else as JSON. There are no other members than those
-    that are declared: a rule cannot repeat the name of an element at its end.
-
-    Raises:
-        InvalidRequestError: their schema cannot be enforced.
+    Text is written as it is, and anything else as JSON. Undeclared members are not allowed: a rule
+    cannot repeat the name of an element at its end.
     """
     content = object_of(part)
     if content.others is not None and not content.members:
         raise part.refuse("with this model, arguments must be in 'properties'")
     members = [
-        (_element(rules, syntax.mark, key, value, told.member(key)), needed)
+        (_element(rules, syntax.mark, key, value, shape.member(key)), needed)
         for key, value, needed in content.members
     ]
     end = rules.marker(f"{syntax.mark}</{syntax.parent}>")
     return sequence(write_members(rules, members, "", rules.space), rules.space, end)
 
 
-def _element(rules: Rules, mark: str, key: str, part: Part, told: Shape) -> str:
+def _element(rules: Rules, mark: str, key: str, part: Part, shape: Shape) -> str:
     if not key or len(key) > _MAX_KEY or ">" in key or key.startswith("/"):
         raise part.refuse("this model cannot write such a name")
     end = f"{mark}</{key}>"
     ways = []
-    if "string" in part.kinds & told.kinds:
-        body = _text_body(part, end, told.kinds)
-        if body and told.nests:  # or it might begin with another element
+    if "string" in part.kinds & shape.kinds:
+        body = _text_body(part, end, shape.kinds)
+        if body and shape.nests:  # or it might begin with another element
             body = rf"{body} & ~/(?s:.*)\{mark[0]}(?s:.*)/"
         if body:
             ways.append(rules.text(body, end))
-    if part.kinds & told.kinds - TEXT:
-        value = rules.schema(part.without_strings(told.kinds), part.param)
+    if part.kinds & shape.kinds - TEXT:
+        value = rules.schema(part.without_strings(shape.kinds), part.param)
         ways.append(sequence(value, rules.marker(end)))
     if not ways:
-        raise part.refuse("there is no value that this model can write")
+        raise part.refuse("it has no value that this model can write")
     return rules.rule(sequence(rules.marker(f"{mark}<{key}>"), choice(ways)))
 
 
@@ -286,11 +269,6 @@ class LiteralWriter:
         self._known: dict[int, str] = {}  # rules of values, by the identity of their schemas
 
     def write(self, part: Part) -> str:
-        """Write all the arguments of a function.
-
-        Raises:
-            InvalidRequestError: their schema cannot be enforced.
-        """
         syntax = self._syntax
         return self._object(part, (syntax.open, syntax.equals, syntax.close), 0)
 

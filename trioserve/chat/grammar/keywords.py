@@ -25,19 +25,19 @@ MAX_DEPENDENT = 6
 
 
 class Effect(Enum):
-    """What comes of a keyword."""
+    """The effect of a keyword."""
 
     ENFORCED = "enforced"
     NONE = "no effect, by definition"
     REFUSED = "refused"
 
 
-#: Whether a value of a keyword says nothing, in the schema that it is in.
+#: Recognizes values of a keyword that say nothing in their schema.
 _Says = Callable[[Any, Mapping[str, Any]], bool]
 
 
 def says_anything(schema: object) -> bool:
-    """Whether a schema allows every value, as far as one can see at once."""
+    """True if a schema plainly allows every value."""
     return schema is True or (isinstance(schema, Mapping) and not schema.keys() & SAYING)
 
 
@@ -47,10 +47,6 @@ def _never(value: Any, schema: Mapping[str, Any]) -> bool:
 
 def _always(value: Any, schema: Mapping[str, Any]) -> bool:
     return True
-
-
-def _anything(value: Any, schema: Mapping[str, Any]) -> bool:
-    return says_anything(value)
 
 
 def _zero(value: Any, schema: Mapping[str, Any]) -> bool:
@@ -107,11 +103,11 @@ class Keyword:
     """A keyword.
 
     Args:
-        name: how it is written.
-        effect: what comes of it.
-        about: in which forms it is enforced, if not in all; the others are refused.
+        name: of the keyword.
+        effect: of the keyword.
+        about: the forms in which it is enforced, if not in all; the others are refused.
         silent: values that say nothing: the keyword is left out.
-        says_nothing: whether a value is one of these.
+        says_nothing: recognizes these values.
     """
 
     name: str
@@ -218,5 +214,5 @@ PARTLY = frozenset(
         *("dependencies", "dependentRequired", "dependentSchemas"),
     }
 )
-#: What a schema means without these is wider, and not another thing.
+#: Keywords without which a schema has a wider meaning, and not another one.
 NARROWING = (REFUSED | PARTLY) - {"$dynamicRef", "$recursiveRef", "extends", "x-guidance"}

@@ -33,6 +33,8 @@ _BEGINNINGS: Mapping[str, str] = {
 _CONTAINERS = frozenset({"object", "array"})
 #: References in references that are followed.
 _MAX_REFERENCES = 20
+#: Parts of a schema that are searched for a member.
+_MAX_PARTS = 200
 
 
 def resolve(schema: Any, root: Any) -> Any:
@@ -58,7 +60,7 @@ def _target(schema: Mapping[str, Any], root: Any) -> Any:
 
 
 def pointed(reference: object, root: Any) -> Any:
-    """Find the schema that a reference leads to; None: there is none in `root`."""
+    """Find the schema that a reference leads to; None if it leads nowhere in `root`."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     place: Any = root
@@ -73,11 +75,21 @@ def pointed(reference: object, root: Any) -> Any:
     return place
 
 
-def kinds_of(schema: object, root: object = None, depth: int = 0) -> frozenset[str]:
+def kinds_of(schema: object, root: object = None) -> frozenset[str]:
     """Find the kinds of values that a schema, a part of `root`, allows."""
+    return _kinds(schema, root, {}, 0)
+
+
+def _kinds(
+    schema: object, root: object, known: dict[int, frozenset[str]], depth: int
+) -> frozenset[str]:
+    """Look at each schema once: references may lead to one in a million ways."""
     schema = resolve(schema, root)
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
         return ANY
+    if id(schema) in known:
+        return known[id(schema)]
+    known[id(schema)] = ANY  # for its own parts, which may refer to it
     found = ANY
     if "const" in schema:
         found &= _kinds_of_value(schema["const"])
@@ -89,11 +101,12 @@ def kinds_of(schema: object, root: object = None, depth: int = 0) -> frozenset[s
         found &= _union(_with_integers(kind.lower()) for kind in kinds)
     for word in ("anyOf", "oneOf"):
         if isinstance(schema.get(word), list):
-            found &= _union(kinds_of(part, root, depth + 1) for part in schema[word])
+            found &= _union(_kinds(part, root, known, depth + 1) for part in schema[word])
     if isinstance(schema.get("allOf"), list):
         for part in schema["allOf"]:
-            found &= kinds_of(part, root, depth + 1)
-    return found or ANY
+            found &= _kinds(part, root, known, depth + 1)
+    known[id(schema)] = found or ANY
+    return known[id(schema)]
 
 
 def types_of(kinds: frozenset[str]) -> str | list[str]:
@@ -126,7 +139,7 @@ def _kinds_of_json(text: str) -> frozenset[str]:
 
 
 def begins_text(character: str, kinds: frozenset[str]) -> bool:
-    """Whether a bare value is text if it begins with a character."""
+    """True if a bare value that begins with a character can only be text."""
     return not any(character in _BEGINNINGS.get(kind, "") for kind in kinds)
 
 
@@ -141,7 +154,7 @@ def read_bare(text: str, kinds: frozenset[str]) -> str:
 
 @attrs.frozen(slots=False)
 class Shape:
-    """What the schema of a value says of how it is read. `root` is the target of references."""
+    """The part of a value's schema that its reader needs. References lead into `root`."""
 
     schema: Any = attrs.field(default=True, eq=False)
     root: Any = attrs.field(default=True, eq=False)
@@ -154,16 +167,14 @@ class Shape:
 
     @property
     def nests(self) -> bool:
-        """Whether the value may have values in it."""
+        """True if the value may have values in it."""
         return bool(self.kinds & _CONTAINERS)
 
     def member(self, key: str) -> Shape:
-        """The shape of a member, if the value is an object."""
-        return self._of(self._parts(self.schema, "properties", key, 0))
+        return self._of(self._parts(self.schema, "properties", key, set()))
 
     def item(self) -> Shape:
-        """The shape of an item, if the value is an array."""
-        return self._of(self._parts(self.schema, "items", None, 0))
+        return self._of(self._parts(self.schema, "items", None, set()))
 
     def _of(self, parts: Iterator[Any]) -> Shape:
         found = list(parts)
@@ -171,11 +182,12 @@ class Shape:
             return Shape(found[0], self.root)
         return Shape({"anyOf": found}, self.root) if found else ANYTHING
 
-    def _parts(self, schema: Any, word: str, key: str | None, depth: int) -> Iterator[Any]:
+    def _parts(self, schema: Any, word: str, key: str | None, seen: set[int]) -> Iterator[Any]:
         """Give the schemas of a member, or of items, in the parts of a schema."""
         schema = resolve(schema, self.root)
-        if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
+        if not isinstance(schema, Mapping) or id(schema) in seen or len(seen) > _MAX_PARTS:
             return
+        seen.add(id(schema))
         held = schema.get(word)
         if key is None:
             yield from [held] if isinstance(held, Mapping) else []
@@ -186,7 +198,7 @@ class Shape:
         for combined in ("anyOf", "oneOf", "allOf"):
             parts = schema.get(combined)
             for part in parts if isinstance(parts, list) else ():
-                yield from self._parts(part, word, key, depth + 1)
+                yield from self._parts(part, word, key, seen)
 
 
 ANYTHING = Shape()

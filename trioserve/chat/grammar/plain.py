@@ -18,16 +18,13 @@ from trioserve.chat.grammar.keywords import (
     says_anything,
 )
 from trioserve.chat.grammar.kinds import TYPES, pointed
-from trioserve.chat.grammar.lookahead import without_lookahead
-from trioserve.chat.grammar.schemas import NAMED, is_too_deep
+from trioserve.chat.grammar.schemas import is_too_deep, rewritten
 from trioserve.left_out import leave_out
 
-#: Keywords whose values are no schemas.
-_VALUES = frozenset({"const", "default", "enum", "examples"})
 #: Keywords that apply other schemas to the same value: always, or if something else holds.
 _ALWAYS = ("$ref", "allOf")
 _SOMETIMES = frozenset({"anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef", "$recursiveRef"})
-#: How much work it may be to prove that alternatives exclude each other.
+#: The most steps of a proof that alternatives exclude each other.
 _MAX_COMPARED = 20_000
 _MAX_DEPTH = 20
 _DEPENDENT = frozenset({"dependencies", "dependentRequired", "dependentSchemas"})
@@ -41,9 +38,8 @@ def plain(schema: Any, *, strict: bool = True, as_json: bool = False) -> Any:
 
     Args:
         schema: any; one that is nested too deeply is given back.
-        strict: False: keywords that no grammar can enforce are left out, if they only narrow the
-            values down.
-        as_json: whether llguidance reads it; what looks ahead in patterns is written for it.
+        strict: False: leave out keywords that no grammar can enforce, if they only narrow values.
+        as_json: llguidance reads it; what looks ahead in patterns is written for it.
     """
     return schema if is_too_deep(schema) else _Writer(schema, strict, as_json).written(schema)
 
@@ -57,12 +53,12 @@ class _Writer:
         self._n_written = 0
 
     def written(self, schema: Any) -> Any:
-        if isinstance(schema, list):
-            return [self.written(part) for part in schema]
-        if not isinstance(schema, Mapping):
-            return schema
-        kept = {key: self._value(key, value) for key, value in schema.items()
-                if not _is_silent(key, value, schema)}  # fmt: skip
+        return rewritten(schema, self._changed)
+
+    def _changed(self, parts: dict[str, Any], schema: Mapping[str, Any]) -> Any:
+        kept = {
+            key: part for key, part in parts.items() if not _is_silent(key, schema[key], schema)
+        }
         if says_anything(kept.get("not")):
             return False
         self._combine(kept)
@@ -79,13 +75,6 @@ class _Writer:
         if self._is_strict:
             return kept
         return {key: value for key, value in kept.items() if key not in NARROWING}
-
-    def _value(self, key: str, value: Any) -> Any:
-        if key in _VALUES:
-            return value
-        if key in NAMED and isinstance(value, Mapping):
-            return {name: self.written(one) for name, one in value.items()}
-        return self.written(value)
 
     def _combine(self, kept: dict[str, Any]) -> None:
         """Write ``oneOf`` as ``anyOf`` where that is the same, and a lone ``allOf`` as its part."""
@@ -212,7 +201,7 @@ class _Writer:
             yield from self._parts(part, depth + 1)
 
     def _are_disjoint(self, one: Sequence[Any], other: Sequence[Any], depth: int) -> bool:
-        """Whether no value can follow all these schemas and all those, as far as one can prove."""
+        """Try to prove that no value can follow all these schemas and all those."""
         self._n_left -= 1
         if self._n_left < 0 or depth > _MAX_DEPTH:
             return False
@@ -230,7 +219,7 @@ class _Writer:
         )
 
     def _differ(self, name: str, one: Sequence[Any], other: Sequence[Any], depth: int) -> bool:
-        """Whether what both say of a member excludes each other."""
+        """Try to prove that the schemas of a member exclude each other."""
         mine, others = (
             [each for part in parts if (said := _member(part, name)) is not None
              for each in self._parts(said)]
@@ -265,10 +254,7 @@ def _is_silent(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def _one_of_required(ways: Sequence[Any]) -> list[Any]:
-    """Write alternatives that only require members so that each excludes those of the others.
-
-    An object with members of two alternatives, where neither is complete, is not allowed then.
-    """
+    """Write alternatives that only require members so that each excludes those of the others."""
     needed = [set(_required([way])) for way in ways]
     if not all(needed) or any(way.keys() & SAYING != {"required"} for way in ways):
         return []
@@ -351,3 +337,78 @@ def _member(part: Any, name: str) -> Any:
     if isinstance(members, Mapping) and name in members:
         return members[name]
     return None if part.get("patternProperties") else part.get("additionalProperties")
+
+
+# -- patterns that look ahead at their beginning, as several that all have to match
+
+#: A character, an escaped one, or a class.
+_ONE = r"(?:\\[^bBdDsSwWpPukxc0-9]|\\[dDsSwW]|\[(?:\\.|[^\]\\])+\]|[^\\()\[\]{}.*+?^$|])"
+_MAX_CHARS = 2**12
+_AROUND = re.compile(r"\(\?<?[=!]")
+_BARE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*(?:\]|$)", re.DOTALL)
+
+
+def without_lookahead(pattern: str) -> list[str]:
+    """Take what a pattern looks ahead for apart from it: all of the patterns have to match.
+
+    Gives the pattern alone if it looks ahead elsewhere, or in a way that cannot be written so.
+    """
+    if not pattern.startswith("^(?") or len(pattern) > _MAX_CHARS:
+        return [pattern]
+    rest, found = pattern[1:], []
+    while rest.startswith(("(?=", "(?!")):
+        if (end := _end_of_group(rest)) < 0:
+            return [pattern]
+        inner = rest[3 : end - 1]
+        written = f"^(?:{inner})" if rest[2] == "=" else _without(inner)
+        if not written:
+            return [pattern]
+        found.append(written)
+        rest = rest[end:]
+    if _alternates(rest) or rest.startswith(("*", "+", "?", "{")):
+        return [pattern]
+    if any(_AROUND.search(_BARE.sub("", one)) for one in (rest, *found)):
+        return [pattern]
+    return [f"^{rest}", *found]
+
+
+def _without(inner: str) -> str:
+    """Write a pattern of the texts that do not begin with another; empty if it cannot be."""
+    found = re.fullmatch(rf"(\.\*)?({_ONE})(\2)?", inner)
+    if found is None or (found[3] and not found[1]):
+        return ""
+    one = found[2]
+    if not found[1]:
+        return f"^(?:{_other(one)}|$)"
+    # ``.*`` ends with the line: what comes behind it is free.
+    others = _other(one, r"\n")
+    body = f"(?:{one}?{others})*{one}?" if found[3] else f"{others}*"
+    return rf"^{body}(?:\n[\s\S]*)?$"
+
+
+def _other(one: str, *more: str) -> str:
+    """Write the class of all other characters, but some more."""
+    if one.startswith("[^"):
+        return f"[{one[2:]}"
+    return f"[^{one[1:-1] if one.startswith('[') else one}{''.join(more)}]"
+
+
+def _alternates(pattern: str) -> bool:
+    bare = _BARE.sub("x", pattern)
+    while (shorter := re.sub(r"\([^()]*\)", "x", bare)) != bare:
+        bare = shorter
+    return "|" in bare
+
+
+def _end_of_group(pattern: str) -> int:
+    """Find the end of the group that a pattern begins with; negative if it has none."""
+    depth, at = 0, 0
+    while at < len(pattern):
+        if (skipped := _BARE.match(pattern, at)) is not None:
+            at = skipped.end()
+            continue
+        depth += {"(": 1, ")": -1}.get(pattern[at], 0)
+        at += 1
+        if not depth:
+            return at
+    return -1

@@ -21,7 +21,7 @@ MAX_CHARS = 4000
 MAX_SOURCE = 2**14
 _MAX_RULES = 256
 
-#: How many references of nested rules are followed into each other, at most.
+#: The most references of nested rules that are followed into each other.
 _MAX_DEPTH = 32
 
 #: The terminals that ``%import common.…`` can name.
@@ -54,12 +54,12 @@ class GrammarError(Exception):
     """A grammar cannot be read or enforced; the message is the problem: "has no rule 'start'"."""
 
 
-# -- what a grammar is made of
+# -- the nodes of a grammar
 
 
 @attrs.frozen(cache_hash=True)
 class _Text:
-    """What an expression matches: of a string or a terminal's ``/…/``."""
+    """An expression: of a string or a terminal's ``/…/``."""
 
     pattern: str
 
@@ -120,7 +120,6 @@ class _Reader:
     ignored: list[_Node] = attrs.field(factory=list)
 
     def read(self) -> None:
-        """Read all statements and rules."""
         while self.at < len(self.tokens):
             kind, text = self._next()
             if kind == "line":
@@ -298,15 +297,15 @@ def _expression(text: str) -> str:
 
 
 def check_expression(pattern: str) -> None:
-    """Check that an expression is one that can be followed forwards.
+    """Check that an expression can be followed forwards.
 
     Raises:
-        GrammarError: it is none, or looks around, or has anchors.
+        GrammarError: it is invalid, or looks around, or has anchors.
     """
     try:
         parse_expression(re.sub(r"\\[pP](?:\{\^?\w+\}|\w)", "a", pattern))  # Python has no such
     except (re.error, RecursionError, OverflowError) as error:
-        raise GrammarError(f"has what is no regular expression: {error}") from None
+        raise GrammarError(f"has an invalid regular expression: {error}") from None
     bare = re.sub(rf"\\[^bBAzZ1-9]|{CLASS}", "", pattern, flags=re.DOTALL)
     if re.search(r"\(\?(?:[=!<(]|P[=<])|\\[1-9bBAzZ]|[$^]", bare):
         raise GrammarError("has a regular expression with anchors, or one that looks around")
@@ -318,10 +317,10 @@ CLASS = r"\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\Z)"
 
 
 def parse_expression(pattern: str) -> None:
-    """Find what is no regular expression.
+    """Check the syntax of an expression.
 
     Raises:
-        re.error, RecursionError, OverflowError: it is none.
+        re.error, RecursionError, OverflowError: it is invalid.
     """
     # Python makes a table of 65,536 entries for each class that has other characters than these.
     re.compile(_NOT_LATIN.sub(_in_latin, pattern))

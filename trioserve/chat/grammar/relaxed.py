@@ -20,6 +20,7 @@ from trioserve.chat.grammar.schemas import (
     check_pattern,
     closed,
     is_too_deep,
+    rewritten,
 )
 from trioserve.errors import InvalidRequestError
 
@@ -50,11 +51,9 @@ def as_sent(part: Part) -> Part:
 
 
 def ladder(part: Part, fits: Callable[[Part], bool]) -> Iterator[tuple[Part, str]]:
-    """Give schemas of arguments, each looser than the one before, and what each one has relaxed.
+    """Give schemas of arguments, each looser than the one before, and a word for what was relaxed.
 
-    Args:
-        part: the schema as it was sent.
-        fits: whether a grammar can enforce a schema.
+    `part` is the schema as it was sent; `fits` tells if a grammar can enforce a schema.
     """
     given, param = part.schema, part.param
     if is_too_deep(given):
@@ -81,10 +80,7 @@ def _closed(schema: Any, param: str) -> Part:
 def _apart(
     whole: Mapping[str, Any], given: Any, fits: Callable[[Mapping[str, Any]], bool]
 ) -> dict[str, Any]:
-    """Relax each argument by itself, as far as it must be; those that no schema helps are left out.
-
-    The kinds of values that a reader looks for, by the schema that was sent, stay.
-    """
+    """Relax each argument by itself, as far as it must be, for its reader's kinds of values."""
     kept: dict[str, Any] = {}
     known = Shape(given, given)
     for name, schema in whole["properties"].items():
@@ -101,22 +97,13 @@ def _apart(
 
 def without_limits(schema: Any) -> Any:
     """Leave out limits of texts, numbers and lists, of a schema that is relaxed."""
-    if isinstance(schema, list):
-        return [without_limits(one) for one in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        key: {name: without_limits(one) for name, one in value.items()}
-        if key in ("properties", "$defs")
-        else value
-        if key in ("enum", "const", "required", "type")
-        else without_limits(value)
-        for key, value in schema.items()
-        if key not in _LIMITS
-    }
+    return rewritten(
+        schema,
+        lambda parts, _: {key: part for key, part in parts.items() if key not in _LIMITS},
+    )
 
 
-# -- what values keywords have
+# -- the form of values of keywords
 
 
 def _is_schema(value: Any) -> bool:
@@ -202,11 +189,7 @@ class _Relaxer:
         self._n_left = _MAX_NODES
 
     def arguments(self) -> dict[str, Any]:
-        """Write the schema of a function's arguments: one object.
-
-        Raises:
-            _TooManyError: it has too many parts.
-        """
+        """Write the schema of a function's arguments, an object, or raise _TooManyError."""
         flat = self._flat(self._root, ())
         alternatives = self._alternatives(flat)
         flat = self._united(flat, alternatives) if alternatives else flat
@@ -255,12 +238,7 @@ class _Relaxer:
         return {"$ref": f"#/$defs/{self._names[target]}"}
 
     def _flat(self, schema: Any, seen: tuple[str, ...]) -> dict[str, Any]:
-        """Join what a schema refers to, and the parts of ``allOf``, to a single one.
-
-        Args:
-            schema: any schema.
-            seen: the references that led to it, which are not followed again.
-        """
+        """Join what a schema refers to, except `seen` references, and the parts of ``allOf``."""
         self._count()
         if not isinstance(schema, Mapping) or len(seen) > _MAX_DEPTH:
             return {}

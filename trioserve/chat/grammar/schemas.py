@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import attrs
@@ -28,8 +28,7 @@ SPACE = r"/([ ]|\n{1,2}[ \t]{0,20})?/"
 class Rules:
     """A grammar in the making. The methods give names of rules, or parts of Lark.
 
-    Args:
-        suffix: ends all names, so that two grammars can be joined.
+    A `suffix` ends all names, so that two grammars can be joined.
     """
 
     def __init__(self, suffix: str = "") -> None:
@@ -73,7 +72,6 @@ class Rules:
 
     @property
     def space(self) -> str:
-        """A rule for optional whitespace."""
         return self.rule(SPACE)
 
     def marker(self, text: str) -> str:
@@ -120,7 +118,7 @@ def sequence(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
-#: What a reader may take for a value of each kind, where it stands bare.
+#: Bare texts that a reader may take for a value of each kind.
 _LOOKS = {
     "number": r"-?[0-9]+(\.[0-9]+)?([eE][+\-]?[0-9]+)?",
     "boolean": r"[tT]rue|[fF]alse",
@@ -130,6 +128,7 @@ _LOOKS = {
 }
 MAX_LENGTH = 2**16
 _MAX_PATTERN = 2**12
+_MAX_ALTERNATIVES = 200
 MAX_DEPTH = 100  # values in values
 
 _TEXT_KEYWORDS = frozenset({"minLength", "maxLength", "pattern"})
@@ -149,12 +148,10 @@ class Part:
 
     @property
     def resolved(self) -> Any:
-        """The schema that a reference leads to."""
         return resolve(self.schema, self.root)
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of values that it allows."""
         return kinds_of(self.schema, self.root)
 
     @property
@@ -180,11 +177,9 @@ class Part:
         return {"allOf": [whole, others], **definitions}
 
     def at(self, schema: Any, *steps: str) -> Part:
-        """Give a part of this part."""
         return Part(schema, self.root, ".".join((self.param, *steps)))
 
     def refuse(self, problem: str) -> InvalidRequestError:
-        """Make the error for a schema that cannot be enforced."""
         return InvalidRequestError.at(self.param, f"cannot be used: {problem}.")
 
 
@@ -213,7 +208,7 @@ class Object:
 
 
 def is_too_deep(schema: Any) -> bool:
-    """Whether a schema is nested so deeply that recursion might not follow it."""
+    """True if a schema is nested so deeply that recursion might not follow it."""
     level = [schema] if isinstance(schema, Mapping | list) else []
     for _ in range(MAX_DEPTH):
         inner = (one.values() if isinstance(one, Mapping) else one for one in level)
@@ -223,8 +218,12 @@ def is_too_deep(schema: Any) -> bool:
     return True
 
 
-#: Keywords whose values are schemas by name: the names are no keywords.
+#: Keywords whose values are schemas by name, where names are not keywords.
 NAMED = ("properties", "patternProperties", "$defs", "definitions")
+#: The same, with keywords that other ones take the place of.
+_BY_NAME = frozenset({*NAMED, "dependencies", "dependentRequired", "dependentSchemas"})
+#: Keywords with values in place of schemas.
+_VALUES = frozenset({"const", "default", "enum", "examples"})
 
 
 def closed(part: Part) -> Part:
@@ -294,12 +293,23 @@ def texts(part: Part, end: str, kinds: frozenset[str]) -> Iterator[str]:
     Args:
         part: the schema.
         end: the text after a string, which it cannot contain.
-        kinds: of values that its reader looks for: a string cannot look like any but a string.
+        kinds: of values that its reader looks for: a string can look like a string only.
 
     Raises:
         InvalidRequestError: it cannot be enforced.
     """
-    schema = {} if part.resolved is True else part.resolved
+    return _texts(part, end, kinds, set())
+
+
+def _texts(part: Part, end: str, kinds: frozenset[str], seen: set[int]) -> Iterator[str]:
+    """Give each alternative once: references may lead back, or to one in many ways."""
+    schema = part.resolved
+    if id(schema) in seen:
+        return
+    seen.add(id(schema))
+    if len(seen) > _MAX_ALTERNATIVES:
+        raise part.refuse(f"with this model, it has more than {_MAX_ALTERNATIVES} alternatives")
+    schema = {} if schema is True else schema
     if not isinstance(schema, Mapping):
         raise part.refuse("a schema is an object, and not false")
     if "const" in schema or "enum" in schema:
@@ -317,7 +327,7 @@ def texts(part: Part, end: str, kinds: frozenset[str]) -> Iterator[str]:
             if _TEXT_KEYWORDS & schema.keys():
                 raise part.refuse(f"with this model, '{word}' cannot have limits beside it")
             for i, one in enumerate(schema[word]):
-                yield from texts(part.at(one, word, str(i)), end, kinds)
+                yield from _texts(part.at(one, word, str(i)), end, kinds, seen)
             return
     named = schema.get("type", "string")
     if named == "string" or (isinstance(named, list) and "string" in named):
@@ -338,13 +348,13 @@ def _bodies(
         conditions.append(_pattern(schema["pattern"], part))
     kinds |= {"number"} if "integer" in kinds else set()
     if looks := "|".join(looks for kind, looks in _LOOKS.items() if kind in kinds):
-        # Where such a value ends, no text may go on: llguidance would not try both.
+        # A text may not continue where such a value ends: llguidance would not try both.
         conditions.append(rf"~/\s*({looks})\s*({as_pattern(end[0])}(?s:.*))?/")
     yield " & ".join(conditions)
 
 
 def check_pattern(pattern: object) -> str:
-    """Say why a pattern cannot be enforced: it is none, or has anchors inside. Empty: it can be."""
+    """Describe why a pattern cannot be enforced, such as anchors inside it; empty if it can be."""
     try:
         if not isinstance(pattern, str) or len(pattern) > _MAX_PATTERN:
             return f"'pattern' must be text of at most {_MAX_PATTERN} characters"
@@ -368,11 +378,7 @@ def _without_anchors(pattern: str) -> tuple[str, bool, bool]:
 
 
 def _pattern(pattern: Any, part: Part) -> str:
-    """Translate a pattern that may match anywhere into one that matches a whole text.
-
-    Raises:
-        InvalidRequestError: it cannot be enforced.
-    """
+    """Translate a pattern that may match anywhere into one that matches a whole text."""
     if problem := check_pattern(pattern):
         raise part.refuse(problem)
     inner, at_start, at_end = _without_anchors(pattern)
@@ -394,14 +400,32 @@ def _refers(value: Any) -> bool:
     return isinstance(value, list) and any(_refers(one) for one in value)
 
 
-def moved(value: Any, to: str) -> Any:
+def rewritten(schema: Any, change: Callable[[dict[str, Any], Mapping[str, Any]], Any]) -> Any:
+    """Write a schema again.
+
+    `change` gets each schema in it, the inner ones first: with its parts rewritten, and as it was.
+    """
+    if isinstance(schema, list):
+        return [rewritten(part, change) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    parts = {}
+    for key, value in schema.items():
+        if key in _BY_NAME and isinstance(value, Mapping):
+            value = {name: rewritten(part, change) for name, part in value.items()}
+        elif key not in _VALUES:
+            value = rewritten(value, change)
+        parts[key] = value
+    return change(parts, schema)
+
+
+def moved(schema: Any, to: str) -> Any:
     """Copy a schema so that its references, which lead into itself, lead into ``to``."""
-    if isinstance(value, list):
-        return [moved(one, to) for one in value]
-    if not isinstance(value, Mapping):
-        return value
-    copy = {key: moved(one, to) for key, one in value.items() if key not in ("$schema", "$id")}
-    reference = copy.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        copy["$ref"] = f"{to}{reference[1:]}"
-    return copy
+
+    def move(parts: dict[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+        reference = parts.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#"):
+            parts["$ref"] = f"{to}{reference[1:]}"
+        return {key: value for key, value in parts.items() if key not in ("$schema", "$id")}
+
+    return rewritten(schema, move)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from typing import Final
 
-from trioserve.chat.formats.syntax import Elements, Literals, Parameters, beginning_of, held_back
+from trioserve.chat.formats.syntax import Elements, Literals, Parameters
 from trioserve.chat.grammar.kinds import ANY, TEXT, Shape, begins_text, read_bare
 from trioserve.chat.json_scanner import MAX_DEPTH, WHITESPACE, JsonScanner
 from trioserve.chat.parse.cursor import Cursor, Refused, is_text, json_characters
@@ -21,7 +21,7 @@ _WORDS: Final = {
     "null": "null",
 }
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-#: What ends a key; keys such as ``$match`` are for notations in which strings have no escapes.
+#: The end of a key. Keys such as ``$match`` are for notations whose strings have no escapes.
 _KEY_END = re.compile(r"[^\w.-]")
 _PLAIN_KEY_END = re.compile(r"[^\w.$@*+/-]")
 _WORD_END = re.compile(r"[^-+.\w]")
@@ -38,12 +38,10 @@ class LiteralReader:
         self._syntax = syntax
 
     def read(self) -> Iterator[None]:
-        """Read the arguments of one call."""
         yield from self._cursor.one_of((self._syntax.open,))
         yield from self._members(self._syntax.close, self._syntax.equals, 0)
 
     def read_value(self) -> Iterator[None]:
-        """Read one value."""
         return self._value(0)
 
     def _list(
@@ -81,20 +79,15 @@ class LiteralReader:
             yield from cursor.one_of((equals,))
             cursor.give(": ")
             return
-        end = _KEY_END if self._syntax.escapes else _PLAIN_KEY_END
-        while (found := end.search(cursor.rest)) is None:
-            if len(cursor.rest) > _MAX_WORD:
-                raise Refused
-            yield
-        key = cursor.rest[: found.start()]
-        if not key or len(key) > _MAX_WORD:
+        key = yield from self._word(_KEY_END if self._syntax.escapes else _PLAIN_KEY_END)
+        if not key:
             raise Refused
         cursor.skip(len(key))
         cursor.give(f'"{key}": ')
         yield from cursor.one_of((equals,))
 
     def _quote(self) -> Generator[None, None, str]:
-        """Find the quote that comes, which is not read; empty if there is none."""
+        """Find the quote that comes, without reading it; empty if something else comes."""
         yield from self._cursor.character()
         while (found := self._cursor.find(self._syntax.quotes)) is None:
             yield
@@ -115,43 +108,34 @@ class LiteralReader:
         elif quote := (yield from self._quote()):
             yield from self._string(quote)
         else:
-            yield from self._word()
+            word = yield from self._word(_WORD_END)
+            if word not in _WORDS and not _NUMBER.fullmatch(word):
+                raise Refused
+            cursor.skip(len(word))
+            cursor.give(_WORDS.get(word, word))
 
-    def _word(self) -> Iterator[None]:
+    def _word(self, end: re.Pattern[str]) -> Generator[None, None, str]:
+        """Wait for the end of a word, and give the word, which is not read."""
         cursor = self._cursor
-        while (found := _WORD_END.search(cursor.rest)) is None:
+        while (found := end.search(cursor.rest)) is None:
             if len(cursor.rest) > _MAX_WORD:
                 raise Refused
             yield
-        word = cursor.rest[: found.start()]
-        if len(word) > _MAX_WORD:
+        if found.start() > _MAX_WORD:
             raise Refused
-        if word not in _WORDS and not _NUMBER.fullmatch(word):
-            raise Refused
-        cursor.skip(len(word))
-        cursor.give(_WORDS.get(word, word))
+        return cursor.rest[: found.start()]
 
     def _string(self, quote: str) -> Iterator[None]:
         cursor = self._cursor
         cursor.skip(len(quote))
         cursor.give('"')
         stops = (quote, "\\") if self._syntax.escapes else (quote,)
-        may_stop = beginning_of(stops)
         while True:
-            rest = cursor.rest
-            if rest and may_stop(rest) is None:
-                cursor.give(json_characters(cursor.skip(len(rest))))
+            text, stop = cursor.before(stops)
+            cursor.give(json_characters(text))
+            if not stop:
                 yield
-                continue
-            places = [place for stop in stops if (place := rest.find(stop)) >= 0]
-            run = min(places) if places else len(rest)
-            if not places and not cursor.final:
-                run -= held_back(rest, stops)
-            if run:
-                cursor.give(json_characters(cursor.skip(run)))
-            if not places:
-                yield
-            elif cursor.rest.startswith(quote):
+            elif stop == quote:
                 cursor.skip(len(quote))
                 cursor.give('"')
                 return
@@ -193,13 +177,7 @@ _CDATA = "<![CDATA["
 
 
 class ParameterReader:
-    """Reads all the parameters of a call.
-
-    Args:
-        cursor: where the text is.
-        syntax: the markers.
-        shape: of all the arguments.
-    """
+    """Reads all the parameters of a call, whose arguments have a shape."""
 
     def __init__(self, cursor: Cursor, syntax: Parameters, shape: Shape) -> None:
         self._cursor = cursor
@@ -256,34 +234,20 @@ class ParameterReader:
         yield from self._value(f"]]>{syntax.close}" if quoted else syntax.close, kinds)
 
     def _until(self, marker: str) -> Generator[None, None, str]:
-        """Read until a marker, and return the text before it."""
-        cursor = self._cursor
-        while (place := cursor.rest.find(marker)) < 0:
-            if len(cursor.rest) > _MAX_KEY + len(marker):
-                raise Refused
-            yield
-        if place > _MAX_KEY:
-            raise Refused
-        text = cursor.skip(place)
-        cursor.skip(len(marker))
+        text = yield from self._cursor.until((marker,), _MAX_KEY)
+        self._cursor.skip(len(text + marker))
         return text
 
     def _value(self, close: str, kinds: frozenset[str]) -> Iterator[None]:
-        """Read a value and its end; gives text as it comes, or else JSON at the end.
-
-        What must be JSON does not end within a string.
-        """
+        """Read a value and its end. Text is given as it comes, and JSON at the end."""
         cursor, syntax = self._cursor, self._syntax
         streams, is_json = kinds == TEXT, "string" not in kinds
         ends = (f"\n{close}", close) if syntax.newlines else (close,)
         scanner = JsonScanner()
         value = ""
 
-        may_end = beginning_of(ends)
-
-        def take(count: int) -> None:
+        def take(read: str) -> None:
             nonlocal value
-            read = cursor.skip(count)
             if not streams:
                 value += read
                 scanner.feed(read)
@@ -293,23 +257,18 @@ class ParameterReader:
         if streams:
             cursor.give('"')
         while True:
-            if may_end(cursor.text, cursor.at) is None and not cursor.final:
-                take(len(cursor.text) - cursor.at)
-                yield
-                continue
-            place, length = self._end(ends)
-            if place < 0:
-                take(len(cursor.rest) - (0 if cursor.final else held_back(cursor.rest, ends)))
+            text, end = cursor.before(ends)
+            take(text)
+            if not end:
                 if cursor.final and not streams:
                     cursor.give(value)
                 yield
                 continue
-            take(place)
-            verdict = False if is_json and scanner.in_string else self._follows(length)
+            verdict = False if is_json and scanner.in_string else self._follows(len(end))
             if verdict is False:
-                take(length)
+                take(cursor.skip(len(end)))
             elif verdict or cursor.final:
-                cursor.skip(length if verdict else len(cursor.rest))
+                cursor.skip(len(end) if verdict else len(cursor.rest))
                 break
             else:
                 yield
@@ -318,14 +277,8 @@ class ParameterReader:
         else:
             cursor.give('"' if streams else _bare(value, kinds))
 
-    def _end(self, ends: tuple[str, ...]) -> tuple[int, int]:
-        """Find the first end marker: its place, or -1, and its length."""
-        rest = self._cursor.rest
-        places = [(place, len(end)) for end in ends if (place := rest.find(end)) >= 0]
-        return min(places, default=(-1, 0))
-
     def _follows(self, length: int) -> bool | None:
-        """Whether the text after an end marker confirms it; None while that is open."""
+        """Check that the text after an end marker confirms it; None while that is open."""
         after = self._cursor.rest[length:].lstrip(WHITESPACE)
         texts = (self._syntax.open, *self._syntax.ends)
         if any(after.startswith(text) for text in texts):
@@ -360,10 +313,7 @@ def _bare(text: str, kinds: frozenset[str]) -> str:
 
 
 def _narrowed(cursor: Cursor, kinds: frozenset[str]) -> Generator[None, None, frozenset[str]]:
-    """Leave nothing but text of the kinds of a value, where its first character shows that.
-
-    An empty value begins with its end marker, as text may.
-    """
+    """Leave nothing but text of the kinds of a value, if its first character shows that."""
     yield from cursor.character()
     return TEXT if begins_text(cursor.text[cursor.at], kinds) else kinds
 
@@ -372,13 +322,7 @@ _MAX_TAG = 400
 
 
 class ElementReader:
-    """Reads all the arguments of a call, and the end of the element around them.
-
-    Args:
-        cursor: where the text is.
-        syntax: the markers.
-        shape: of all the arguments.
-    """
+    """Reads all the arguments of a call, and the end of the element around them."""
 
     def __init__(self, cursor: Cursor, syntax: Elements, shape: Shape) -> None:
         self._cursor = cursor
@@ -386,7 +330,6 @@ class ElementReader:
         self._shape = shape
 
     def read(self) -> Iterator[None]:
-        """Read the arguments of one call."""
         self._cursor.give("{")
         first = yield from self._tag(self._syntax.parent)
         yield from self._children("{}", self._syntax.parent, first, self._shape, 0)
@@ -411,18 +354,12 @@ class ElementReader:
         """Read a tag and give its name, which is empty for the end of the parent."""
         cursor = self._cursor
         yield from cursor.one_of((f"{self._syntax.mark}<",))
-        while (place := cursor.rest.find(">")) < 0:
-            if len(cursor.rest) > _MAX_TAG:
-                raise Refused
-            yield
-        tag = cursor.rest[:place]
-        if tag == f"/{parent}":
-            cursor.skip(place + 1)
-            return ""
-        if not tag or tag.startswith("/") or place > _MAX_TAG:
+        tag = yield from cursor.until((">",), _MAX_TAG)
+        is_end = tag == f"/{parent}"
+        if not is_end and (not tag or tag.startswith("/")):
             raise Refused
-        cursor.skip(place + 1)
-        return tag
+        cursor.skip(len(tag) + 1)
+        return "" if is_end else tag
 
     def _value(self, tag: str, shape: Shape, depth: int) -> Iterator[None]:
         """Read the content of an element, and its end."""
@@ -438,7 +375,7 @@ class ElementReader:
         yield from self._children(brackets, tag, child, shape, depth)
 
     def _is_nested(self) -> Generator[None, None, bool]:
-        """Whether an element holds others: then the first one comes, after whitespace."""
+        """Look for a first element after whitespace: there are others within this one."""
         cursor = self._cursor
         tag = f"{self._syntax.mark}<"
         while True:
@@ -457,19 +394,12 @@ class ElementReader:
         is_text = kinds == TEXT
         value = ""
         cursor.give('"' if is_text else "")
-        may_end = beginning_of((end,))
         while True:
-            if is_text and may_end(cursor.text, cursor.at) is None and cursor.at < len(cursor.text):
-                cursor.give(json_characters(cursor.skip(len(cursor.text) - cursor.at)))
-                yield
-                continue
-            place = cursor.rest.find(end)
-            held = 0 if cursor.final else held_back(cursor.rest, (end,))
-            read = cursor.skip(place if place >= 0 else len(cursor.rest) - held)
+            read, ended = cursor.before((end,))
             value += read
             if is_text:
                 cursor.give(json_characters(read))
-            if place >= 0:
+            if ended:
                 break
             if cursor.final and not is_text:
                 cursor.give(value)

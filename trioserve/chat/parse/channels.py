@@ -12,7 +12,7 @@ from trioserve.chat.json_scanner import WHITESPACE, State
 from trioserve.chat.parse.message import MessageParser
 from trioserve.chat.parse.reader import CallReader
 
-#: Longer headers are none: their text is content.
+#: The text of a longer header is content.
 _MAX_HEADER = 500
 
 
@@ -100,7 +100,7 @@ class ChannelParser(MessageParser):
             self._plain()
 
     def _reasons(self, header: str, *, is_call: bool) -> bool:
-        """Whether a message is reasoning. What is said before an answer in a format is, too."""
+        """Tell reasoning from content; in an answer in a format, text before it is reasoning."""
         channels = self._channels
         if self._is_formatted and not is_call and channels.content_header not in header:
             return True
@@ -140,10 +140,7 @@ class ChannelParser(MessageParser):
         return True
 
     def _after_reasoning(self, final: bool) -> bool:
-        """Look for a header without its start marker.
-
-        A grammar allows one, because a prompt often ends with the marker.
-        """
+        """Look for a header without its start marker: a prompt often ends with that."""
         text = self._buffer.lstrip(WHITESPACE)
         if text.startswith(self._opening):
             self._drop(len(self._buffer) - len(text))

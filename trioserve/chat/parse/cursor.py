@@ -11,6 +11,7 @@ import re
 from collections.abc import Generator, Iterator
 from typing import TypeAlias
 
+from trioserve.chat.formats.syntax import beginning_of, first_of, held_back
 from trioserve.chat.json_scanner import WHITESPACE, JsonScanner, State
 
 Reading: TypeAlias = Iterator[None]
@@ -40,7 +41,6 @@ class Cursor:
     # -- what has been read
 
     def give(self, arguments: str) -> None:
-        """Add the value of all text so far to the arguments."""
         self._given.append(arguments)
         self.loose = ""
 
@@ -52,7 +52,6 @@ class Cursor:
         self.loose = ""
 
     def taken(self) -> str:
-        """Give the arguments since the last time."""
         given, self._given = "".join(self._given), []
         return given
 
@@ -60,7 +59,6 @@ class Cursor:
 
     @property
     def rest(self) -> str:
-        """The text that has arrived and is not read."""
         return self.text[self.at :]
 
     def skip(self, count: int) -> str:
@@ -71,7 +69,6 @@ class Cursor:
         return read
 
     def character(self) -> Iterator[None]:
-        """Wait for the next character."""
         while self.at == len(self.text):
             yield
 
@@ -94,6 +91,32 @@ class Cursor:
             if len(rest) < len(text) and text.startswith(rest):
                 return None
         return -1
+
+    def before(self, ends: tuple[str, ...]) -> tuple[str, str]:
+        """Read up to the first of some texts; give what was read, and which text comes, if any.
+
+        What may be the beginning of one is not read until the text is complete.
+        """
+        if beginning_of(ends)(self.text, self.at) is None:
+            return self.skip(len(self.text) - self.at), ""
+        place, end = first_of(self.text, ends, self.at)
+        if place < 0:
+            place = len(self.text) - (0 if self.final else held_back(self.rest, ends))
+        return self.skip(place - self.at), end
+
+    def until(self, ends: tuple[str, ...], most: int) -> Generator[None, None, str]:
+        """Wait for one of the texts, and give what stands before it, without reading it.
+
+        Raises:
+            Refused: that is longer than `most` characters.
+        """
+        while (place := first_of(self.text, ends, self.at)[0]) < 0:
+            if len(self.rest) - held_back(self.rest, ends) > most:
+                raise Refused
+            yield
+        if place - self.at > most:
+            raise Refused
+        return self.text[self.at : place]
 
     def one_of(self, texts: tuple[str, ...]) -> Generator[None, None, str]:
         """Read one of the texts, after whitespace, and return which.
@@ -129,7 +152,7 @@ class Cursor:
         off goes there, too.
 
         Raises:
-            Refused: it is no JSON.
+            Refused: it is not JSON.
         """
         yield from self.space()
         scanner = JsonScanner()
@@ -150,7 +173,6 @@ class Cursor:
         return scanner.text
 
     def string(self) -> Generator[None, None, str]:
-        """Read a JSON string, after whitespace, and return its value."""
         yield from self.space()
         if self.text[self.at] != '"':
             raise Refused
@@ -159,7 +181,7 @@ class Cursor:
 
 
 def is_text(value: str) -> bool:
-    """Whether a string has no half of a surrogate pair, which could not be sent on."""
+    """True if a string has no half of a surrogate pair, which could not be sent on."""
     return SURROGATE.search(value) is None
 
 

@@ -1,4 +1,4 @@
-"""What the parsers of messages have in common: a buffer, states, and what they find."""
+"""The base of the parsers of messages: a buffer, states, and the deltas that they find."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ class MessageParser:
         self._skip = ""  # characters that are dropped until another one comes
 
     def feed(self, text: str) -> list[Delta]:
-        """Take more text; returns the part that is now certain."""
         self._buffer += text
         while self._buffer and self._step(False):
             pass
@@ -71,19 +70,16 @@ class MessageParser:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """End the text; returns the part that was held back."""
         while self._step(True):
             pass
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def _drop(self, count: int) -> str:
-        """Take characters off the buffer."""
         dropped, self._buffer = self._buffer[:count], self._buffer[count:]
         return dropped
 
     def _skipped(self) -> int:
-        """Count the characters to skip at the front of the buffer."""
         return len(self._buffer) - len(self._buffer.lstrip(self._skip)) if self._skip else 0
 
     # -- what was found

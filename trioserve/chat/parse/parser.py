@@ -105,7 +105,7 @@ class MarkerParser(MessageParser):
         self._step = self._in_reasoning
 
     def _say(self, text: str) -> None:
-        """Add text of what is around a call: content or reasoning."""
+        """Add text around a call: content or reasoning."""
         if self._inside:
             self._reasoning(text, text)
         else:
@@ -113,7 +113,7 @@ class MarkerParser(MessageParser):
             self._content(text)
 
     def _go_on(self, skip: str) -> None:
-        """Go on with what is around a call; some characters are skipped first."""
+        """Continue with what is around a call, after skipping some characters."""
         self._skip = skip
         self._step = self._in_reasoning if self._inside else self._in_content
 
@@ -201,7 +201,7 @@ class MarkerParser(MessageParser):
         return True
 
     def _at_thinking(self, final: bool) -> bool:
-        """Look whether a marker of reasoning, which the buffer begins with, is one."""
+        """Decide on the marker of reasoning that the buffer begins with."""
         thinks = self._places.allow(self._buffer[len(self._start) :], final=final)
         if thinks is None:
             return False
@@ -215,7 +215,7 @@ class MarkerParser(MessageParser):
         return True
 
     def _at_bare(self, tools: ToolCalls, final: bool) -> bool:
-        """Look whether the message begins with a call that has no marker."""
+        """Look for a call without a marker at the beginning of the message."""
         text = self._buffer.lstrip(WHITESPACE)
         if not text and not final:
             return False
@@ -276,7 +276,7 @@ class MarkerParser(MessageParser):
         return True
 
     def _step_back(self, name: str) -> bool:
-        """Take what looks like a call for reasoning if there is no such tool; returns whether."""
+        """Take a call of no known tool for reasoning, if it stands there."""
         if not self._inside or name in self._names:
             return False
         self._buffer = self._raw + self._buffer
@@ -334,18 +334,18 @@ def message_parser(
     """Make the parser of one message.
 
     Args:
-        format: how the model writes.
-        parse_tools: whether to look for tool calls; without, they are content.
+        format: of the model.
+        parse_tools: look for tool calls; otherwise they are content.
         reasoning_format: "none", "auto", "deepseek" or "deepseek-legacy", as in llama-server.
         prompt_tail: the end of the prompt, which may have begun the reasoning.
         new_id: makes the ids of tool calls; by default as the format wants them.
-        tools: the tools, in OpenAI's form. Where a format does not write the types of arguments,
-            their schemas tell them. In reasoning, calls of others are none.
-        is_formatted: whether a grammar determines all of the answer, which then has no markers
-            but those of calls; what comes before it is reasoning.
+        tools: in OpenAI's form. Their schemas have the types of arguments, which some formats do
+            not write. In reasoning, calls of other tools are text.
+        is_formatted: a grammar determines all of the answer, which then has no markers but those
+            of calls; what comes before it is reasoning.
 
     Raises:
-        InvalidRequestError: there is no such reasoning format.
+        InvalidRequestError: the reasoning format is unknown.
     """
     if reasoning_format not in REASONING_FORMATS:
         raise InvalidRequestError.at(
@@ -380,9 +380,9 @@ def thinking_of(format: ChatFormat, prompt_tail: str, *, may_begin: bool) -> Thi
     """Return the reasoning that an answer begins with, if it can begin with any.
 
     Args:
-        format: how the model writes.
+        format: of the model.
         prompt_tail: the end of the prompt, which may have begun the reasoning, or ended it.
-        may_begin: whether the model may begin it if the prompt does not.
+        may_begin: the model may begin it if the prompt does not.
     """
     if (markers := format.thinking) is None:
         return None
@@ -397,9 +397,7 @@ def thinking_of(format: ChatFormat, prompt_tail: str, *, may_begin: bool) -> Thi
 def aside_of(format: ChatFormat, prompt_tail: str) -> Aside | None:
     """Return what stands beside the answers of a format, if it has reasoning.
 
-    Args:
-        format: how the model writes.
-        prompt_tail: the end of the prompt, which may have begun reasoning, or a message.
+    `prompt_tail` is the end of the prompt, which may have begun reasoning, or a message.
     """
     if (channels := format.channels) is not None:
         if not channels.reasoning:

@@ -65,12 +65,11 @@ class CallReader:
 
     @property
     def name(self) -> str | None:
-        """The name of the function, once it is known."""
         return self._cursor.name
 
     @property
     def unread(self) -> str:
-        """What has been read, but is in neither `name` nor what `take` gave."""
+        """The text that has been read, and is in neither `name` nor what `take` gave."""
         return self._cursor.loose
 
     @property
@@ -78,7 +77,6 @@ class CallReader:
         return self._shapes.get(self.name or "", ANYTHING)
 
     def take(self) -> str:
-        """Give the arguments that have come since the last time."""
         return self._cursor.taken()
 
     def feed(self, text: str, *, final: bool = False) -> int:
@@ -140,13 +138,8 @@ class CallReader:
 
     def _ignore(self, step: Ignore) -> Iterator[None]:
         cursor = self._cursor
-        while (place := first_of(cursor.rest, step.until)[0]) < 0:
-            if len(cursor.rest) - held_back(cursor.rest, step.until) > _MAX_NAME:
-                raise Refused
-            yield
-        if place > _MAX_NAME:
-            raise Refused
-        cursor.skip(place)
+        ignored = yield from cursor.until(step.until, _MAX_NAME)
+        cursor.skip(len(ignored))
 
     def _name(self, step: Name) -> Iterator[None]:
         cursor = self._cursor
@@ -207,10 +200,7 @@ class CallReader:
             yield
 
     def _json_call(self, step: JsonCall) -> Iterator[None]:
-        """Read a call written as one object. Keys with escapes are not read; no model writes any.
-
-        Arguments that come before the name are held until it is known.
-        """
+        """Read a call written as one object. Arguments before the name wait until it is known."""
         cursor = self._cursor
         keys = [*step.name_keys, *step.arguments_keys, *step.ignored_keys]
         arguments: str | None = None
@@ -239,7 +229,6 @@ class CallReader:
         cursor.give("{}" if arguments is None else "")
 
     def _member_arguments(self) -> Generator[None, None, str]:
-        """Read the arguments in an object, and give them if the name is known."""
         cursor = self._cursor
         yield from cursor.space()
         is_plain = cursor.text[cursor.at] in '"n'

@@ -52,7 +52,7 @@ def source_of(given: str) -> str:
     raise TemplateError(f"{given[:40]!r} is neither Jinja nor one of these: {', '.join(NAMES)}.")
 
 
-#: Renders pairs of role and content by the template that is like the source; None: there is none.
+#: Renders pairs of role and content by the template that is like the source; None without one.
 Apply: TypeAlias = Callable[[str, Sequence[tuple[str, str]], bool], str | None]
 
 
@@ -63,11 +63,11 @@ class LegacyTemplate(ChatTemplate):
     content. BOS is left to the tokenizer.
 
     Args:
-        source: the Jinja that tells which one it is, or the name of one.
+        source: the Jinja that llama.cpp recognizes it by, or its name.
         apply: renders.
 
     Raises:
-        TemplateError: there is none like this one.
+        TemplateError: llama.cpp has none like this one.
     """
 
     takes_tools = False
@@ -86,7 +86,6 @@ class LegacyTemplate(ChatTemplate):
 
     @functools.cached_property
     def capabilities(self) -> Capabilities:
-        """The capabilities, which all built-in templates share."""
         return Capabilities(
             supports_string_content=True,
             supports_system_role=True,
@@ -95,7 +94,6 @@ class LegacyTemplate(ChatTemplate):
 
     @functools.cached_property
     def format(self) -> ChatFormat:
-        """The format `plain`: all output is content."""
         return PLAIN
 
     def render(

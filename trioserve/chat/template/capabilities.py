@@ -1,4 +1,4 @@
-"""What a chat template can do, found out by rendering small conversations with it."""
+"""The capabilities of a chat template, found out by rendering small conversations with it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Probe = Callable[..., str | None]
 
 _NEEDLE = "q7needle"
 _NEEDLES = (_NEEDLE, "q7second")
-_KEY = "q7key"
-_CALL_IDS = ("call00001", "call00002")  # nine letters and digits, which some templates insist on
+KEY = "q7key"
+CALL_IDS = ("call00001", "call00002")  # nine letters and digits, which some templates insist on
 
 #: Variables that make templates keep the reasoning of earlier turns.
 PRESERVE_REASONING: Mapping[str, Any] = {
@@ -30,7 +30,7 @@ PRESERVE_REASONING: Mapping[str, Any] = {
 
 @attrs.frozen(kw_only=True)
 class Capabilities:
-    """What a template makes use of. The ``supports_…`` names are those of llama-server."""
+    """The features that a template uses. The ``supports_…`` names are those of llama-server."""
 
     supports_string_content: bool = False
     supports_typed_content: bool = False
@@ -63,7 +63,7 @@ def find(probe: Probe) -> Capabilities:
     """Render a template with probes to find out what it supports."""
     typed = frozenset(role for role in _CONTENT_ROLES if _takes(probe, role, typed=True))
     strings = frozenset(role for role in _CONTENT_ROLES if _takes(probe, role, typed=False))
-    thinking = find_thinking(lambda variables: probe([_user()], **variables))
+    thinking = find_thinking(lambda variables: probe([_USER], **variables))
     objects = _shows_arguments(probe, as_object=True)
     texts = _shows_arguments(probe, as_object=False)
     field = _reasoning_field(probe)
@@ -89,57 +89,59 @@ def find(probe: Probe) -> Capabilities:
 _CONTENT_ROLES = ("system", "user", "assistant", "tool")
 
 
-def _user(text: str = "Hello") -> Message:
-    return {"role": "user", "content": text}
+def said(role: str, text: str, **fields: Any) -> Message:
+    """Make a message of a probe."""
+    return {"role": role, "content": text, **fields}
 
 
-def _assistant(text: str = "Hello", **fields: Any) -> Message:
-    return {"role": "assistant", "content": text, **fields}
+_USER, _ASSISTANT = said("user", "Hello"), said("assistant", "Hello")
 
 
-def _tool() -> Tool:
-    return {
-        "type": "function",
-        "function": {
-            "name": "tool1",
-            "description": "A tool",
-            "parameters": {
-                "type": "object",
-                "properties": {_KEY: {"type": "string", "description": "An argument"}},
-                "required": [_KEY],
-            },
-        },
+def probe_tool(**fields: Any) -> Tool:
+    """Make the tool of probes; fields that are None are left out."""
+    parameters = {
+        "type": "object",
+        "properties": {KEY: {"type": "string", "description": "An argument"}},
+        "required": [KEY],
     }
+    function = {"name": "tool1", "description": "A tool", "parameters": parameters, **fields}
+    kept = {key: value for key, value in function.items() if value is not None}
+    return {"type": "function", "function": kept}
 
 
-def _call(place: int, value: str, *, as_object: bool) -> dict[str, Any]:
-    arguments: Any = {_KEY: value}
-    if not as_object:
-        arguments = json.dumps(arguments)
-    function = {"name": "tool1", "arguments": arguments}
-    return {"id": _CALL_IDS[place], "type": "function", "function": function}
+PROBE_TOOL = probe_tool()
+
+
+def probe_call(i: int, arguments: Any, *, name: str = "tool1", id_: str = "") -> dict[str, Any]:
+    """Make a call of the tool of probes."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": id_ or CALL_IDS[i], "type": "function", "function": function}
+
+
+def _call(i: int, value: str, *, as_object: bool) -> dict[str, Any]:
+    return probe_call(i, {KEY: value} if as_object else json.dumps({KEY: value}))
 
 
 def _conversation(calls: list[dict[str, Any]], results: list[Any]) -> list[Message]:
     """A user's question, the assistant's calls, the tools' results, and an answer."""
     answers = [
         {"role": "tool", "name": "tool1", "tool_call_id": call_id, "content": result}
-        for call_id, result in zip(_CALL_IDS, results, strict=False)
+        for call_id, result in zip(CALL_IDS, results, strict=False)
     ]
-    called = _assistant("", tool_calls=calls)
-    return [_user(), called, *answers, _assistant(), _user()]
+    called = said("assistant", "", tool_calls=calls)
+    return [_USER, called, *answers, _ASSISTANT, _USER]
 
 
 def _in_both_forms(probe: Probe, shows: Callable[[str], bool], make: Callable[..., Any]) -> bool:
-    """Whether a conversation with tool calls is rendered as it should be, in either form."""
+    """True if a conversation with tool calls is rendered as it should be, in either form."""
     return any(
-        shows(probe(make(as_object=as_object), tools=[_tool()]) or "")
+        shows(probe(make(as_object=as_object), tools=[PROBE_TOOL]) or "")
         for as_object in (True, False)
     )
 
 
 def _takes(probe: Probe, role: str, *, typed: bool) -> bool:
-    """Whether the content may be text, or a list of parts: all of them are shown, none as JSON."""
+    """True if the content may be text, or a list of parts that are all shown, none as JSON."""
     parts = [{"type": "text", "text": text} for text in _NEEDLES]
     content: Any = parts if typed else "".join(_NEEDLES)
 
@@ -156,7 +158,7 @@ def _takes(probe: Probe, role: str, *, typed: bool) -> bool:
         return _in_both_forms(
             probe, shows, lambda as_object: _conversation(calls[as_object], [content])
         )
-    messages = [_user(), _assistant(), _user()]
+    messages = [_USER, _ASSISTANT, _USER]
     if role == "system":
         messages.insert(0, {"role": "system", "content": content})
     else:
@@ -167,28 +169,28 @@ def _takes(probe: Probe, role: str, *, typed: bool) -> bool:
 
 def _shows_tools(probe: Probe) -> bool:
     system: Message = {"role": "system", "content": "Help"}
-    chats = ([_user()], [system, _user()])
-    return any("tool1" in (probe(messages, tools=[_tool()]) or "") for messages in chats)
+    chats = ([_USER], [system, _USER])
+    return any("tool1" in (probe(messages, tools=[PROBE_TOOL]) or "") for messages in chats)
 
 
 def _shows_arguments(probe: Probe, *, as_object: bool) -> bool:
     call = _call(0, _NEEDLE, as_object=as_object)
-    shown = probe(_conversation([call], ["result"]), tools=[_tool()])
+    shown = probe(_conversation([call], ["result"]), tools=[PROBE_TOOL])
     if shown is None or _NEEDLE not in shown:
         return False
     if as_object:
-        return f"'{_KEY}': '{_NEEDLE}'" not in shown  # Python's way to print a dict
+        return f"'{KEY}': '{_NEEDLE}'" not in shown  # Python's way to print a dict
     return f'\\"{_NEEDLE}' not in shown  # text written as JSON once more
 
 
 def _shows_second_call(probe: Probe, *, as_object: bool) -> bool:
     calls = [_call(0, "x", as_object=as_object), _call(1, _NEEDLE, as_object=as_object)]
     chats = (_conversation(calls, results) for results in (["one"], ["one", "two"]))
-    return any(_NEEDLE in (probe(messages, tools=[_tool()]) or "") for messages in chats)
+    return any(_NEEDLE in (probe(messages, tools=[PROBE_TOOL]) or "") for messages in chats)
 
 
 def _differs(probe: Probe, name: str, one: Any, other: Any) -> bool:
-    first, second = (probe([_user()], **{name: value}) for value in (one, other))
+    first, second = (probe([_USER], **{name: value}) for value in (one, other))
     return first is not None and second is not None and first != second
 
 
@@ -203,17 +205,17 @@ def with_reasoning(field: str, message: Message, reasoning: str) -> Message:
 
 def _reasoning_field(probe: Probe) -> str | None:
     for field in ("reasoning_content", "reasoning", "thinking", "content"):
-        said = with_reasoning(field, _assistant("Hello"), _NEEDLE)
+        answered = with_reasoning(field, _ASSISTANT, _NEEDLE)
 
         def after_call(as_object: bool, field: str = field) -> list[Message]:
             calls = [_call(0, "x", as_object=as_object)]
-            called = with_reasoning(field, _assistant("", tool_calls=calls), _NEEDLE)
-            result = {"role": "tool", "tool_call_id": _CALL_IDS[0], "content": "result"}
-            return [_user(), called, {**result, "name": "tool1"}]
+            called = with_reasoning(field, said("assistant", "", tool_calls=calls), _NEEDLE)
+            result = {"role": "tool", "tool_call_id": CALL_IDS[0], "content": "result"}
+            return [_USER, called, {**result, "name": "tool1"}]
 
         if _in_both_forms(probe, _shows_needle, after_call):
             return field
-        for messages in ([_user(), said], [_user(), said, _user()]):
+        for messages in ([_USER, answered], [_USER, answered, _USER]):
             if _shows_needle(probe(messages) or ""):
                 return field
     return None
@@ -225,6 +227,6 @@ def _shows_needle(shown: str) -> bool:
 
 
 def _keeps_reasoning(probe: Probe, field: str) -> bool:
-    early, late = (with_reasoning(field, _assistant(), text) for text in (_NEEDLE, "later"))
-    messages = [_user(), early, _user(), late, _user()]
+    early, late = (with_reasoning(field, _ASSISTANT, text) for text in (_NEEDLE, "later"))
+    messages = [_USER, early, _USER, late, _USER]
     return _NEEDLE in (probe(messages, enable_thinking=True, **PRESERVE_REASONING) or "")

@@ -27,12 +27,10 @@ class PlainText:
 
     @property
     def names(self) -> dict[str, str]:
-        """The names of the roles."""
         return {role: role.title() if self.is_capital else role for role in _ROLES}
 
     @property
     def heads(self) -> list[str]:
-        """What turns begin with."""
         return [name + self.mark for name in self.names.values()]
 
     @property
@@ -47,7 +45,7 @@ class PlainText:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The texts that begin the next turn."""
+        """The beginnings of the next turn."""
         return tuple(gap + head for gap in (self.line, 2 * self.line) for head in self.heads)
 
 

@@ -41,7 +41,7 @@ from trioserve.errors import InvalidRequestError, TemplateError
 #: The longest template, in characters. Those of known models have up to 17,000.
 MAX_SOURCE = 200_000
 
-#: What the render of a few short messages may spend while the capabilities are found out.
+#: The limits of a render of a few short messages, which finds out the capabilities.
 _PROBE_LIMITS = Limits(value=1 << 20, made=8 << 20, seconds=0.2)
 
 #: Seconds of processor time that all probes may take; no template of a model takes a tenth of it.
@@ -101,14 +101,14 @@ class ChatTemplate:
 
     @functools.cached_property
     def capabilities(self) -> Capabilities:
-        """What the template can do. The first look renders it a few dozen times."""
+        """The features of the template. The first look renders it a few dozen times."""
         return capabilities.find(self._probe)
 
     @property
     def repairs(self) -> tuple[Repair, ...]:
-        """What conversations need so that the prompt has all of them, in their order.
+        """The repairs of conversations that the template needs, in their order.
 
-        The first look renders small conversations, a hundred times. It may take 50 ms.
+        The first look renders a hundred small conversations. It may take 50 ms.
         """
         if self._probing.repairs is None:
             self._probing.repairs = repairs.find(self._probe_repaired)
@@ -116,7 +116,6 @@ class ChatTemplate:
 
     @functools.cached_property
     def format(self) -> ChatFormat:
-        """How the model writes its messages."""
         return self.recognized.format
 
     @functools.cached_property
@@ -132,7 +131,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def probes(self) -> Probes:
-        """What the template writes for answers, as they are."""
+        """Renders answers, as they are."""
         can, field = self.capabilities, self.capabilities.reasoning_field
         return Probes(
             self._probe,
@@ -228,10 +227,7 @@ class ChatTemplate:
         return adapted
 
     def _with_text_for_calls(self, message: Message) -> Message:
-        """Write calls as text, where the template has no place for them.
-
-        Where it has none for tools, the model writes calls as text, and so it must see them.
-        """
+        """Write calls as text where the template has no place for them, or for tools."""
         can = self.capabilities
         if "tool_calls" in message and not (can.supports_tools and can.supports_tool_calls):
             return with_calls_as_text(message)
@@ -284,12 +280,10 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _extra(self, variables: Mapping[str, Any]) -> dict[str, str]:
-        """Give today's date, and what one family of models wants instead of the tools themselves.
-
-        The names are llama-server's. Without `date_string`, some templates write a day of 2024.
-        """
+        """Give today's date, and what one family of models wants in place of tools."""
         extra = {}
         for name in _DATES.keys() & self._wants:
+            # Without `date_string`, some templates write a day of 2024.
             extra[name] = self._now().strftime(_DATES[name])
         if {"functions", "datetime"} <= self._wants:
             tools = variables.get("tools") or []
@@ -298,7 +292,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def _absent(self) -> dict[str, None]:
-        """What stands for tools and documents when there are none.
+        """The values of tools and documents in a chat without them.
 
         The library that models are trained with sets them to none. A few templates only work
         when they are not defined at all.

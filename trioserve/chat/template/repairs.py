@@ -19,6 +19,14 @@ import attrs
 
 from trioserve.chat.messages import Message, Tool
 from trioserve.chat.template import tools, turns
+from trioserve.chat.template.capabilities import (
+    CALL_IDS,
+    KEY,
+    PROBE_TOOL,
+    probe_call,
+    probe_tool,
+    said,
+)
 from trioserve.chat.template.turns import Turns
 
 
@@ -35,7 +43,7 @@ class Conversation:
     n_before: int = 0
 
     def is_shown(self, render: Callable[[Conversation], str | None]) -> bool:
-        """Whether the prompt has all of it."""
+        """Check that the prompt has all of it."""
         prompt = render(self)
         if prompt is None or not _in_order(self.texts, prompt):
             return False
@@ -98,37 +106,18 @@ def find(render: Render) -> tuple[Repair, ...]:
 # -- what tells that a template needs them
 
 
-def _said(role: str, text: str, **fields: Any) -> Message:
-    return {"role": role, "content": text, **fields}
-
-
 def _talk(roles: str, n_before: int = 0) -> Conversation:
     """A conversation with a text of each role."""
     texts = tuple(f"q7text{i}" for i in range(len(roles.split())))
-    return Conversation(tuple(map(_said, roles.split(), texts)), texts, n_before=n_before)
+    return Conversation(tuple(map(said, roles.split(), texts)), texts, n_before=n_before)
 
 
-_IDS = ("call00001", "call00002")  # which templates take that want nine letters and digits
+def _call(i: int = 0, *, text: str = "", **fields: str) -> dict[str, Any]:
+    return probe_call(i, text or json.dumps({KEY: f"q7argument{i}"}), **fields)
 
 
-def _call(i: int = 0, *, name: str = "tool1", id_: str = "", text: str = "") -> dict[str, Any]:
-    arguments = text or json.dumps({"q7key": f"q7argument{i}"})
-    function = {"name": name, "arguments": arguments}
-    call = {"id": id_ or _IDS[i], "type": "function", "function": function}
-    if id_ == "none":
-        del call["id"]
-    return call
-
-
-def _tool(**fields: Any) -> Tool:
-    parameters = {
-        "type": "object",
-        "properties": {"q7key": {"type": "string", "description": "An argument"}},
-        "required": ["q7key"],
-    }
-    function = {"name": "tool1", "description": "A tool", "parameters": parameters, **fields}
-    kept = {key: value for key, value in function.items() if value is not None}
-    return {"type": "function", "function": kept}
+def _call_without_id() -> dict[str, Any]:
+    return {key: value for key, value in _call().items() if key != "id"}
 
 
 def _loop(
@@ -139,45 +128,47 @@ def _loop(
 ) -> Conversation:
     """A question, calls, their results, and what follows."""
     after = _talk(then)
-    turns = (_said("user", "Hi"), *_answered(calls, **fields), *after.turns)
-    return Conversation(turns, (*texts, *after.texts), (_tool(),))
+    turns = (said("user", "Hi"), *_answered(calls, **fields), *after.turns)
+    return Conversation(turns, (*texts, *after.texts), (PROBE_TOOL,))
 
 
 def _answered(calls: Sequence[dict[str, Any]], first: int = 0, **fields: Any) -> list[Message]:
     """A message of calls, and their results, which are counted from `first` on."""
-    turns = [_said("assistant", fields.pop("content", ""), tool_calls=list(calls), **fields)]
+    turns = [said("assistant", fields.pop("content", ""), tool_calls=list(calls), **fields)]
     for i, call in enumerate(calls, first):
         id_ = {"tool_call_id": call["id"]} if "id" in call else {}
-        turns.append(_said("tool", f"q7result{i}", **id_))
+        turns.append(said("tool", f"q7result{i}", **id_))
     return turns
 
 
 def _called(*calls: list[dict[str, Any]], ids: Sequence[str]) -> Conversation:
     """Messages of calls, and after the last one results with these ids."""
-    turns = [_said("user", "Hi"), *(_said("assistant", "", tool_calls=one) for one in calls)]
-    results = [_said("tool", f"q7result{i}", tool_call_id=id_) for i, id_ in enumerate(ids)]
+    turns = [said("user", "Hi"), *(said("assistant", "", tool_calls=one) for one in calls)]
+    results = [said("tool", f"q7result{i}", tool_call_id=id_) for i, id_ in enumerate(ids)]
     texts = tuple(one["content"] for one in results)
-    return Conversation((*turns, *results), texts, (_tool(),))
+    return Conversation((*turns, *results), texts, (PROBE_TOOL,))
 
 
 def _same_ids() -> Iterator[Conversation]:
     """Conversations in which several calls have one id."""
-    one, other = _call(name="q7one"), _call(name="q7two", id_=_IDS[0])
-    question, texts = _said("user", "Hi"), ("q7result0", "q7result1")
+    one, other = _call(name="q7one"), _call(name="q7two", id_=CALL_IDS[0])
+    question, texts = said("user", "Hi"), ("q7result0", "q7result1")
     turns = (question, *_answered([one]), *_answered([other], 1))
-    yield Conversation(turns, texts, (_tool(),), n_before=3)
-    yield Conversation((question, *_answered([one, other])), texts, (_tool(),))
+    yield Conversation(turns, texts, (PROBE_TOOL,), n_before=3)
+    yield Conversation((question, *_answered([one, other])), texts, (PROBE_TOOL,))
     both = [_call(0), _call(1)]
     turns = (question, *_answered(both), *_answered([both[1], both[1]], 2))
-    yield Conversation(turns, (*texts, "q7result2", "q7result3"), (_tool(),))
+    yield Conversation(turns, (*texts, "q7result2", "q7result3"), (PROBE_TOOL,))
 
 
 def _offered(*tools: Tool) -> Conversation:
-    return Conversation((_said("user", "q7text"),), ("q7text",), tools)
+    return Conversation((said("user", "q7text"),), ("q7text",), tools)
 
 
 def _parameter(schema: Any) -> Tool:
-    return _tool(parameters={"type": "object", "properties": {"q7key": schema}, "required": []})
+    return probe_tool(
+        parameters={"type": "object", "properties": {"q7key": schema}, "required": []}
+    )
 
 
 #: In the order in which they are made.
@@ -191,14 +182,14 @@ REPAIRS: tuple[Repair, ...] = (
     Repair(
         "ids-of-their-own",
         "calls without an id, or with the id of an earlier call, get a new one",
-        (_loop(_call(id_="none")), *_same_ids()),
+        (_loop(_call_without_id()), *_same_ids()),
         turns.ids_of_their_own,
         tried=2,
     ),
     Repair(
         "ids-of-nine",
         "calls and results get ids of nine letters and digits",
-        (_loop(_call(id_="call_Ab1Cd2Ef3Gh4")), _loop(_call(id_="none"))),
+        (_loop(_call(id_="call_Ab1Cd2Ef3Gh4")), _loop(_call_without_id())),
         turns.ids_of_nine,
         tried=2,
     ),
@@ -213,8 +204,8 @@ REPAIRS: tuple[Repair, ...] = (
         "named-results",
         "results get the name of the function that was called",
         (
-            _called([_call(0)], ids=_IDS[1:]),
-            _called([_call(0)], [_call(1)], ids=_IDS),
+            _called([_call(0)], ids=CALL_IDS[1:]),
+            _called([_call(0)], [_call(1)], ids=CALL_IDS),
         ),
         turns.named_results,
         tried=2,
@@ -223,9 +214,9 @@ REPAIRS: tuple[Repair, ...] = (
         "results-alone",
         "results without a call become tagged messages of the user",
         (
-            Conversation((*_talk("user").turns, _said("tool", "q7result0")), ("q7result0",)),
+            Conversation((*_talk("user").turns, said("tool", "q7result0")), ("q7result0",)),
             Conversation(
-                (_said("user", "Hi"), _said("tool", "q7result0"), _said("user", "q7text")),
+                (said("user", "Hi"), said("tool", "q7result0"), said("user", "q7text")),
                 ("q7result0", "q7text"),
             ),
         ),
@@ -312,7 +303,7 @@ REPAIRS: tuple[Repair, ...] = (
             _talk("assistant user"),
             _talk("system assistant user"),
             *(
-                attrs.evolve(_talk(role), texts=("q7text0",), tools=(_tool(),))
+                attrs.evolve(_talk(role), texts=("q7text0",), tools=(PROBE_TOOL,))
                 for role in ("system", "assistant")
             ),
         ),
@@ -321,11 +312,7 @@ REPAIRS: tuple[Repair, ...] = (
     Repair(
         "no-empty-messages",
         "empty messages of the assistant are left out",
-        (
-            Conversation(
-                (*_talk("user").turns, _said("assistant", ""), _said("user", "q7")), ("q7",)
-            ),
-        ),
+        (Conversation((*_talk("user").turns, said("assistant", ""), said("user", "q7")), ("q7",)),),
         turns.no_empty_messages,
     ),
     Repair(
@@ -345,7 +332,9 @@ REPAIRS: tuple[Repair, ...] = (
         "tools-without-nulls",
         "null values in tools are left out",
         (
-            _offered(_tool(parameters={"type": "object", "properties": None, "required": None})),
+            _offered(
+                probe_tool(parameters={"type": "object", "properties": None, "required": None})
+            ),
             _offered(_parameter({"type": "string", "description": None})),
             _offered(
                 _parameter({"type": "string", "description": "", "enum": None, "items": None})
@@ -357,7 +346,7 @@ REPAIRS: tuple[Repair, ...] = (
     Repair(
         "completed-tools",
         "parameters of tools get `properties` and `required`",
-        (_offered(_tool(parameters={})), _offered(_tool(parameters={"type": "object"}))),
+        (_offered(probe_tool(parameters={})), _offered(probe_tool(parameters={"type": "object"}))),
         tool=tools.completed,
     ),
     Repair(
@@ -382,7 +371,7 @@ REPAIRS: tuple[Repair, ...] = (
     Repair(
         "described-tools",
         "tools without a description get an empty one",
-        (_offered(_tool(description=None)),),
+        (_offered(probe_tool(description=None)),),
         tool=tools.described,
     ),
     Repair(

@@ -52,7 +52,7 @@ from trioserve.errors import TemplateError
 
 MIB = 1 << 20
 
-#: How deep values may be nested; those of a request a little less, so that templates can wrap them.
+#: The deepest values; those of a request are a little flatter, so that templates can wrap them.
 MAX_DEPTH = 100
 MAX_INPUT_DEPTH = 90
 
@@ -82,7 +82,7 @@ class OutOfTimeError(Exception):
 
 
 class GrowingList(list[Any]):
-    """What ``[]`` makes in a template: a list that may grow by plain values.
+    """The value of ``[]`` in a template: a list that may grow by plain values.
 
     The sandbox keeps lists immutable, but some models' templates use one as a queue. Its size
     counts the room that it may grow by, so that the sizes of lists around it stay right.
@@ -145,7 +145,6 @@ class Meter:
         self._look_again = time.monotonic() + min(left, _CHECK_SECONDS)
 
     def check_size(self, size: int) -> None:
-        """Refuse a value of this size, before it is made."""
         if size > self.max_value:
             raise TemplateError(
                 f"The chat template makes a value of more than {self.max_value} bytes."
@@ -242,7 +241,6 @@ class Meter:
         return value
 
     def leave_loop(self) -> None:
-        """Say that a loop is over."""
         self.place = self._outer.pop()
 
 
@@ -255,7 +253,6 @@ class Output(list[str]):
         self._size = 0
 
     def append(self, piece: str) -> None:
-        """Append a piece. Raises if the output exceeds its limit."""
         self._size += len(piece)
         if self._size > self._meter.max_value:
             self._meter.check_size(self._size)
@@ -275,7 +272,7 @@ def _check_is_json(value: object) -> None:
         raise TemplateError(f"A value of type {type(value).__name__} is not JSON.")
 
 
-#: The meter of the render that is running. There is none while a template is compiled, so that
+#: The meter of the render that is running. While a template is compiled it is not set, so that
 #: jinja2 fails to run filters on constants then, and leaves them for later.
 running: ContextVar[Meter] = ContextVar("running")
 current = running.get
@@ -284,7 +281,8 @@ current = running.get
 # -- the environment
 
 
-#: What templates may use of each type. Of strings not what makes bytes, or any amount of text.
+#: The attributes of each type for templates. Those of str that make bytes, or any amount of text,
+#: are missing.
 _SAFE_ATTRIBUTES: dict[type, frozenset[str]] = {
     str: frozenset(dir(str)) - {"encode", "maketrans", "translate"},
     list: frozenset({"copy", "count", "index"}),
@@ -333,7 +331,6 @@ class GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Give the body of the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -444,7 +441,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return Template.from_code(self, self.compile(tree), self.make_globals(None)), wants
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Do an operator, if its result is small enough."""
         meter = current()
         if operator == "*":
             for value, times in ((left, right), (right, left)):
@@ -458,7 +454,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return meter.admit(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Allow the listed names; `value` does not matter."""
         if attr.startswith("_"):
             return False
         allowed = _SAFE_ATTRIBUTES.get(type(obj))
@@ -467,7 +462,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return isinstance(obj, Namespace | LoopContext | BlockReference)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Look up a key, an index or an attribute."""
         if type(argument) is tuple:
             current().tick()
         return super().getitem(obj, argument)
@@ -488,7 +482,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Call a function, a macro or a method."""
         # Since 3.1.6 jinja2 has done this at every access; before, only our call would.
         __obj = __self.wrap_str_format(__obj) or __obj
         meter = current()
@@ -515,10 +508,7 @@ class _BoundedFormatter(SandboxedFormatter):
 
 
 def _bounded(function: Any, size_of: Callable[..., int] | None = None) -> Callable[..., Any]:
-    """Wrap a filter or a test, so that the size of its result is checked.
-
-    jinja2 does not run it on constants while it compiles, for there is no meter then.
-    """
+    """Wrap a filter or a test, so that the size of its result is checked."""
     n_own = 0 if _PassArg.from_obj(function) is None else 1  # jinja2's argument comes first
 
     @functools.wraps(function)

@@ -60,7 +60,7 @@ class ThinkingVariables:
 
     @property
     def is_flag(self) -> bool:
-        """Whether true and false switch thinking on and off."""
+        """True if true and false switch thinking on and off."""
         return self.switch is not None and self.switch.on is True
 
     def fill(self, variables: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def _level_off(levels: Mapping[str, Sequence[str]]) -> Switch | None:
 
 
 def _nearest(effort: Any, known: Sequence[str]) -> Any:
-    """The level next to the one that is asked for, rather the higher one, if there is no such."""
+    """Give the level that is nearest to the effort, and of two the higher one."""
     levels = [each for each in _LEVELS if each in known]
     if effort not in _LEVELS or effort in known or not levels:
         return effort

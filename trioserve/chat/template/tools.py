@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trioserve.chat.messages import Tool
@@ -36,18 +36,16 @@ def described(tool: Tool) -> Tool:
 
 def with_described_parameters(tool: Tool) -> Tool:
     """Give the parameters of a function descriptions."""
-    function = tool["function"]
-    return {**tool, "function": {**function, "parameters": _described(function["parameters"])}}
+    return _with_parameters(tool, _with_described_properties)
 
 
-def _described(schema: Any) -> Any:
-    if not isinstance(schema.get("properties"), Mapping):
-        return schema
-    properties = {
-        name: _with_description(_described(one)) if isinstance(one, Mapping) else one
-        for name, one in schema["properties"].items()
-    }
-    return {**schema, "properties": properties}
+def _with_described_properties(schema: Any) -> Any:
+    return _with_properties(
+        schema,
+        lambda one: (
+            _with_description(_with_described_properties(one)) if isinstance(one, Mapping) else one
+        ),
+    )
 
 
 def _with_description(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,51 +54,45 @@ def _with_description(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def completed(tool: Tool) -> Tool:
     """Give the parameters of a function the keywords of an object."""
-    function = tool["function"]
-    parameters = dict(function["parameters"])
-    for keyword, value in {"type": "object", "properties": {}, "required": []}.items():
-        parameters.setdefault(keyword, value)
-    return {**tool, "function": {**function, "parameters": parameters}}
+    keywords = {"type": "object", "properties": {}, "required": []}
+    return _with_parameters(tool, lambda given: {**given, **keywords, **given})
 
 
 def open_objects(tool: Tool) -> Tool:
-    """Say of parameters that are objects which other members they have."""
-    function = tool["function"]
-    parameters = function["parameters"]
-    return {**tool, "function": {**function, "parameters": _with_open_properties(parameters)}}
-
-
-def _with_open_properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    if not isinstance(schema.get("properties"), Mapping):
-        return schema
-    return {
-        **schema,
-        "properties": {name: _opened(one) for name, one in schema["properties"].items()},
-    }
+    """Allow other members, which are strings, in parameters that are objects."""
+    return _with_parameters(tool, lambda schema: _with_properties(schema, _opened))
 
 
 def _opened(schema: Any) -> Any:
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
         return schema
     others = schema.get("additionalProperties", {"type": "string"})
-    return {**_with_open_properties(schema), "additionalProperties": others}
+    return {**_with_properties(schema, _opened), "additionalProperties": others}
 
 
 def typed(tool: Tool) -> Tool:
     """Give each parameter of a function one type."""
-    function = tool["function"]
-    return {**tool, "function": {**function, "parameters": _typed(function["parameters"])}}
+    return _with_parameters(tool, _typed)
 
 
 def _typed(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return {"type": "string"}
-    made = {**schema, "type": _type_of(schema)}
-    if isinstance(schema.get("properties"), Mapping):
-        made["properties"] = {name: _typed(one) for name, one in schema["properties"].items()}
-    if "items" in schema:
-        made["items"] = _typed(schema["items"])
-    return made
+    made = _with_properties({**schema, "type": _type_of(schema)}, _typed)
+    return {**made, "items": _typed(schema["items"])} if "items" in schema else made
+
+
+def _with_parameters(tool: Tool, change: Callable[[Any], Any]) -> Tool:
+    function = tool["function"]
+    return {**tool, "function": {**function, "parameters": change(function["parameters"])}}
+
+
+def _with_properties(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> Mapping[str, Any]:
+    """Change the schema of each property of an object that has some."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        return schema
+    return {**schema, "properties": {name: change(one) for name, one in properties.items()}}
 
 
 def _type_of(schema: Mapping[str, Any]) -> str:

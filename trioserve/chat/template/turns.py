@@ -19,7 +19,7 @@ from trioserve.chat.template.sandbox import MAX_INPUT_INT
 #: Messages in normal form, each with its place in the request.
 Turns: TypeAlias = list[tuple[int, Message]]
 
-#: What the user says where a template wants the user to speak first, or between two messages.
+#: The user's message where a template wants the user to speak first, or between two messages.
 FILLER = "Hello."
 
 #: Marks what another role than the user says in a message of the user.
@@ -41,11 +41,11 @@ Their results come in the next message. When you need none, answer in plain word
 def with_tools(turns: Turns, tools: Sequence[Tool]) -> Turns:
     """Tell the model of its tools in the first system message, or in one before all others."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
-    told = _INSTRUCTIONS.format(tools="\n".join(lines))
+    instructions = _INSTRUCTIONS.format(tools="\n".join(lines))
     place, first = turns[0]
     if first["role"] not in ("system", "developer"):
-        return [(0, {"role": "system", "content": told}), *turns]
-    content = f"{as_text(first['content'])}\n\n{told}"
+        return [(0, {"role": "system", "content": instructions}), *turns]
+    content = f"{as_text(first['content'])}\n\n{instructions}"
     return [(place, {**first, "content": content}), *turns[1:]]
 
 
@@ -58,9 +58,9 @@ def with_calls_as_text(message: Message) -> Message:
     ]
     text = f'{{"tool_calls": [{", ".join(calls)}]}}'
     content = as_text(message["content"])
-    told = {**message, "content": f"{content}\n\n{text}" if content else text}
-    del told["tool_calls"]
-    return told
+    changed = {**message, "content": f"{content}\n\n{text}" if content else text}
+    del changed["tool_calls"]
+    return changed
 
 
 def with_results_as_text(turns: Turns) -> Turns:
@@ -87,11 +87,9 @@ def _result_as_text(message: Message) -> str:
 
 
 def _with_ids(turns: Turns, form: Callable[[str, str, int], str]) -> Turns:
-    """Give each call an id, and its result the same.
+    """Give each call an id by the client's, its function and the number of calls before.
 
-    Args:
-        turns: with ids or without.
-        form: makes an id from the client's id, the function's name, and the number of calls before.
+    A result gets that of its call.
     """
     made: Turns = []
     pending = _Pending()
@@ -128,18 +126,16 @@ class _Pending:
         self._numbers = itertools.count()
 
     def add(self, id_: str, value: Any) -> None:
-        """Add a value."""
         number = next(self._numbers)
         self._all[number] = id_, value
         self._of[id_].append(number)
 
     def take(self, id_: str) -> Any:
-        """Take the oldest value with an id; None if no value has it."""
+        """Take the oldest value with an id; None without one."""
         numbers = self._of.get(id_)
         return self._all.pop(numbers.popleft())[1] if numbers else None
 
     def take_oldest(self) -> Any:
-        """Take the oldest value of all; None if nothing waits."""
         return self.take(next(iter(self._all.values()))[0]) if self._all else None
 
     def __iter__(self) -> Iterator[Any]:
@@ -200,7 +196,7 @@ def named_results(turns: Turns) -> Turns:
 
 
 def _follows_calls(turns: Turns, i: int) -> bool:
-    """Whether a message comes right after one of calls, so that the results of both follow."""
+    """True right after a message of calls: the results of both follow."""
     return i > 0 and "tool_calls" in turns[i - 1][1]
 
 
@@ -301,7 +297,7 @@ _MAX_DEPTH = 80  # a template that is given a call wraps it a little
 
 
 def read_object(text: str) -> dict[str, Any] | str:
-    """Read the arguments of a call; those that are no object are given as they are.
+    """Read the arguments of a call, and give them as they are if they are not an object.
 
     So are objects with values that no template can be given.
     """
@@ -343,7 +339,7 @@ def _is_system(message: Message) -> bool:
 
 
 def _n_leading(turns: Turns) -> int:
-    """How many system messages a conversation begins with."""
+    """Count the system messages at the beginning."""
     return next((i for i, (_, one) in enumerate(turns) if not _is_system(one)), len(turns))
 
 
