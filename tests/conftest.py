@@ -91,8 +91,9 @@ collect_ignore = [*_LEFT_OUT]
 class _LeftOutLog(list[tuple[str, str]]):
     """A logger that keeps its lines. A call returns those since the last call."""
 
-    def info(self, event: str, *, what: str, why: str) -> None:
-        self.append((what, why))
+    def info(self, event: str, *, what: str = "", why: str = "", **other: str) -> None:
+        if what:
+            self.append((what, why))
 
     def __call__(self) -> list[tuple[str, str]]:
         told = [*self]

@@ -75,38 +75,22 @@ def _is_cancelled(error: BaseException) -> bool:
     return isinstance(error, trio.Cancelled)
 
 
-class deadline_scope:  # noqa: N801 - used as the functions of Trio that make scopes
+@contextmanager
+def deadline_scope(
+    deadline: float, message: str = "The request's deadline has passed."
+) -> Iterator[None]:
     """Cancel a block at a deadline (`trio.current_time`); infinity: never.
 
     Raises:
         DeadlineExceededError: the deadline has passed, in the block or before it; `message` is its
             message.
     """
-
-    def __init__(
-        self, deadline: float, message: str = "The request's deadline has passed."
-    ) -> None:
-        self._scope = None if deadline == math.inf else trio.CancelScope(deadline=deadline)
-        self._message = message
-
-    def __enter__(self) -> None:
-        if self._scope is None:
-            return
-        if self._scope.deadline <= trio.current_time():
-            raise DeadlineExceededError(self._message)
-        self._scope.__enter__()
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._scope is None:
-            return
-        self._scope.__exit__(exc_type, exc, traceback)
-        if self._scope.cancelled_caught:
-            raise DeadlineExceededError(self._message)
+    if deadline <= trio.current_time():
+        raise DeadlineExceededError(message)
+    with trio.CancelScope(deadline=deadline) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise DeadlineExceededError(message)
 
 
 class Patience:

@@ -7,7 +7,16 @@ Each class maps to one HTTP status and one error ``type``, which a client sees i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypedDict, Unpack
+
+
+class _About(TypedDict, total=False):
+    """The parts of an error that a class sets, and its subclasses inherit."""
+
+    status: int
+    type: str
+    code: str
+    public: str | None
 
 
 class TrioServeError(Exception):
@@ -22,6 +31,10 @@ class TrioServeError(Exception):
     type: ClassVar[str] = "server_error"
     code: ClassVar[str | None] = None
     public: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, **about: Unpack[_About]) -> None:
+        for name, value in about.items():
+            setattr(cls, name, value)
 
     def __init__(
         self, message: str, *, param: str | None = None, retry_after: float | None = None
@@ -46,12 +59,10 @@ class RequestEndedError(TrioServeError):
     """A request ended before it was finished, and not by its caller's own cancel scope."""
 
 
-class DeadlineExceededError(RequestEndedError):
+class DeadlineExceededError(
+    RequestEndedError, status=504, type="timeout_error", code="deadline_exceeded"
+):
     """The deadline of the request has passed."""
-
-    status = 504
-    type = "timeout_error"
-    code = "deadline_exceeded"
 
     def __init__(
         self, message: str = "The request's deadline has passed.", *, param: str | None = None
@@ -59,43 +70,32 @@ class DeadlineExceededError(RequestEndedError):
         super().__init__(message, param=param)
 
 
-class StalledReaderError(RequestEndedError):
+class StalledReaderError(
+    RequestEndedError, status=408, type="timeout_error", code="stalled_reader"
+):
     """The client stopped reading, and the limit for that passed."""
 
-    status = 408
-    type = "timeout_error"
-    code = "stalled_reader"
 
-
-class StreamStoppedError(RequestEndedError):
+class StreamStoppedError(
+    RequestEndedError, status=409, type="invalid_request_error", code="stream_stopped"
+):
     """A DELETE has stopped the stream, or a newer one has the id of its conversation."""
 
-    status = 409
-    type = "invalid_request_error"
-    code = "stream_stopped"
 
-
-class EngineError(TrioServeError):
+class EngineError(TrioServeError, public="The inference engine failed."):
     """The engine could not continue this request, or any. The client does not learn why."""
 
-    public: ClassVar[str | None] = "The inference engine failed."
 
-
-class OutputError(EngineError):
+class OutputError(EngineError, public=None):
     """The output of this request cannot be made: its grammar or its numbers do not allow it."""
-
-    public = None
 
 
 class DecodeError(EngineError):
     """`llama_decode` failed, or what it computed are not numbers."""
 
 
-class KVCacheFullError(DecodeError):
+class KVCacheFullError(DecodeError, code="kv_cache_full", public=None):
     """There are no free cells in the KV cache for this batch."""
-
-    code = "kv_cache_full"
-    public = None
 
 
 class DecodeInterruptedError(DecodeError):
@@ -110,26 +110,19 @@ class EncodeInterruptedError(EncodeError):
     """An image or sound is no longer wanted, and its encoding was ended early."""
 
 
-class TranscriberError(TrioServeError):
+class TranscriberError(TrioServeError, public="The transcriber failed."):
     """The process that transcribes recordings has failed, or has ended."""
 
-    public: ClassVar[str | None] = "The transcriber failed."
 
-
-class BackendMismatchError(EngineError):
+class BackendMismatchError(EngineError, public=None):
     """The installed llama.cpp lacks a function that trioserve calls."""
-
-    public = None
 
 
 # -- requests that are wrong, and get a status between 400 and 499
 
 
-class InvalidRequestError(TrioServeError):
+class InvalidRequestError(TrioServeError, status=400, type="invalid_request_error"):
     """A field is missing, has the wrong type, or is out of range."""
-
-    status = 400
-    type = "invalid_request_error"
 
     @classmethod
     def at(cls, param: str, problem: str) -> Self:
@@ -137,17 +130,14 @@ class InvalidRequestError(TrioServeError):
         return cls(f"'{param}' {problem}", param=param)
 
 
-class UnknownFileError(InvalidRequestError):
+class UnknownFileError(InvalidRequestError, code="file_not_found"):
     """A request names an uploaded file that is not stored, or is another client's."""
 
-    code = "file_not_found"
 
-
-class ContextLengthExceededError(InvalidRequestError):
+class ContextLengthExceededError(
+    InvalidRequestError, type="exceed_context_size_error", code="context_length_exceeded"
+):
     """The prompt has more tokens than a sequence can hold."""
-
-    type = "exceed_context_size_error"
-    code = "context_length_exceeded"
 
     def __init__(self, n_prompt_tokens: int, n_ctx: int, *, at_least: bool = False) -> None:
         number = f"at least {n_prompt_tokens}" if at_least else f"{n_prompt_tokens}"
@@ -160,10 +150,8 @@ class ContextLengthExceededError(InvalidRequestError):
         self.n_ctx = n_ctx
 
 
-class NothingToSummarizeError(InvalidRequestError):
+class NothingToSummarizeError(InvalidRequestError, code="compaction_nothing_to_summarize"):
     """A conversation that is to be compacted has no messages but rules."""
-
-    code = "compaction_nothing_to_summarize"
 
 
 class InputTooLongError(ContextLengthExceededError):
@@ -175,62 +163,43 @@ class InputTooLongError(ContextLengthExceededError):
         self.n_ctx = limit
 
 
-class BodyTimeoutError(InvalidRequestError):
+class BodyTimeoutError(InvalidRequestError, status=408):
     """The client has not sent its body in time."""
 
-    status = 408
 
-
-class UnknownModelError(InvalidRequestError):
+class UnknownModelError(InvalidRequestError, status=404, code="model_not_found"):
     """There is no model of the name in the request."""
 
-    status = 404
-    code = "model_not_found"
 
-
-class AmbiguousModelError(InvalidRequestError):
+class AmbiguousModelError(InvalidRequestError, code="model_ambiguous"):
     """The name in the request is a part of the names of several models."""
 
-    code = "model_ambiguous"
 
-
-class AdapterInUseError(InvalidRequestError):
+class AdapterInUseError(InvalidRequestError, status=409, code="adapter_in_use"):
     """The LoRA adapter cannot be unloaded while a request runs or waits with it."""
 
-    status = 409
-    code = "adapter_in_use"
 
-
-class ModelNotLoadedError(InvalidRequestError):
+class ModelNotLoadedError(InvalidRequestError, code="model_not_loaded"):
     """The model is not loaded, and the request or the configuration says not to load it."""
 
-    code = "model_not_loaded"
 
-
-class NotSupportedError(TrioServeError):
+class NotSupportedError(TrioServeError, status=501, type="not_supported_error"):
     """The request asks for something that this server, or the loaded model, does not do."""
-
-    status = 501
-    type = "not_supported_error"
 
 
 class UnsupportedFieldError(InvalidRequestError):
     """A field is known, but this version gives it no effect; so it is refused, not ignored."""
 
 
-class ThreadsUnsupportedError(UnsupportedFieldError):
+class ThreadsUnsupportedError(UnsupportedFieldError, code="thread_unsupported_request"):
     """A conversation should be kept by the server; the client sends all of it instead."""
 
-    code = "thread_unsupported_request"
 
-
-class InvalidMediaError(InvalidRequestError):
+class InvalidMediaError(InvalidRequestError, code="invalid_media"):
     """An image, a sound or a video cannot be read, or is larger than the limits allow.
 
     `index` says which one it is, where the error is raised for one of several.
     """
-
-    code = "invalid_media"
 
     def __init__(self, message: str, *, param: str | None = None, index: int = 0) -> None:
         super().__init__(message, param=param)
@@ -252,66 +221,44 @@ class TemplateError(InvalidRequestError):
         super().__init__(message, param=param)
 
 
-class PermissionDeniedError(TrioServeError):
+class PermissionDeniedError(TrioServeError, status=403, type="permission_error"):
     """It is from a page of another site, or asks for what its API key may not do, see or use."""
 
-    status = 403
-    type = "permission_error"
 
-
-class AuthenticationError(TrioServeError):
+class AuthenticationError(TrioServeError, status=401, type="authentication_error"):
     """The API key is missing or wrong."""
 
-    status = 401
-    type = "authentication_error"
 
-
-class NotFoundError(TrioServeError):
+class NotFoundError(TrioServeError, status=404, type="not_found_error"):
     """No such route, model or slot."""
 
-    status = 404
-    type = "not_found_error"
 
-
-class MethodNotAllowedError(TrioServeError):
+class MethodNotAllowedError(TrioServeError, status=405, type="invalid_request_error"):
     """The route exists, but not for this HTTP method."""
 
-    status = 405
-    type = "invalid_request_error"
 
-
-class PayloadTooLargeError(TrioServeError):
+class PayloadTooLargeError(TrioServeError, status=413, type="invalid_request_error"):
     """The body of the request is larger than the server takes."""
 
-    status = 413
-    type = "invalid_request_error"
 
-
-class TooManyRequestsError(TrioServeError):
+class TooManyRequestsError(TrioServeError, status=429, type="rate_limit_error"):
     """The client asks for more than it may have now."""
 
-    status = 429
-    type = "rate_limit_error"
     retry_after: float
 
 
-class QueueFullError(TooManyRequestsError):
+class QueueFullError(TooManyRequestsError, code="queue_full"):
     """More requests wait than the server allows."""
 
-    code = "queue_full"
 
-
-class RateLimitError(TooManyRequestsError):
+class RateLimitError(TooManyRequestsError, code="rate_limit_exceeded"):
     """The client has used up its requests or its tokens of this minute."""
 
-    code = "rate_limit_exceeded"
 
-
-class InsufficientQuotaError(TooManyRequestsError):
+class InsufficientQuotaError(
+    TooManyRequestsError, type="insufficient_quota", code="insufficient_quota"
+):
     """The API key has used up its tokens of this day, which ends at midnight UTC."""
-
-    type = "insufficient_quota"
-    code = "insufficient_quota"
 
 
 # -- before a request: configuration, files, the operating system
@@ -321,11 +268,8 @@ class ConfigError(TrioServeError):
     """A flag, an environment variable or a configuration field has a value that cannot be used."""
 
 
-class ModelLoadError(TrioServeError):
+class ModelLoadError(TrioServeError, status=503, type="unavailable_error"):
     """The model file is missing, is not a GGUF, is cut short, or does not fit in memory."""
-
-    type = "unavailable_error"
-    status = 503
 
 
 class BridgeError(TrioServeError):
@@ -335,198 +279,140 @@ class BridgeError(TrioServeError):
 # -- models from the hub, and the cache that they are kept in
 
 
-class HubError(TrioServeError):
+class HubError(TrioServeError, status=502):
     """A model cannot be downloaded, or the cache of downloaded models cannot be used."""
 
-    status = 502
 
-
-class HubUnavailableError(HubError):
+class HubUnavailableError(HubError, status=503, type="unavailable_error"):
     """The hub cannot be reached, or does not answer now."""
 
-    type = "unavailable_error"
-    status = 503
 
-
-class HubNotFoundError(HubError):
+class HubNotFoundError(HubError, status=404, type="not_found_error"):
     """The hub, or the cache, has no such repository or file."""
-
-    type = "not_found_error"
-    status = 404
 
 
 class UnknownQuantError(HubNotFoundError):
     """The repository has no model with this quantization."""
 
 
-class GatedModelError(HubError):
+class GatedModelError(HubError, status=403, type="permission_error"):
     """The hub gives the model only to those who have accepted its terms, and say who they are."""
-
-    type = "permission_error"
-    status = 403
 
 
 class HashMismatchError(HubError):
     """A downloaded file does not have the hash that the hub tells."""
 
 
-class DiskFullError(HubError):
+class DiskFullError(HubError, status=507, code="disk_full"):
     """There is no room for the model."""
-
-    status = 507
-    code = "disk_full"
 
 
 # -- tools that cannot be run, or fail
 
 
-class UnknownToolError(InvalidRequestError):
+class UnknownToolError(InvalidRequestError, status=404, code="tool_not_found"):
     """There is no such tool, or it cannot do what is asked, such as to stream its output."""
 
-    status = 404
-    code = "tool_not_found"
 
-
-class UnknownToolCallError(NotFoundError):
+class UnknownToolCallError(NotFoundError, code="tool_call_not_found"):
     """There is no such call in this answer."""
 
-    code = "tool_call_not_found"
 
-
-class ToolCallDecidedError(InvalidRequestError):
+class ToolCallDecidedError(InvalidRequestError, status=409, code="tool_call_decided"):
     """The call does not wait for approval, or not any more; or it has ended already."""
 
-    status = 409
-    code = "tool_call_decided"
 
-
-class ToolRuntimeError(TrioServeError):
+class ToolRuntimeError(TrioServeError, code="tool_runtime"):
     """The place where tools are to run does not exist, or it cannot be reached.
 
     The status is llama-server's.
     """
 
-    code = "tool_runtime"
 
-
-class ToolError(TrioServeError):
+class ToolError(TrioServeError, code="tool_failed"):
     """A tool could not be run, or has failed. The model gets this as the result of its call."""
 
-    code = "tool_failed"
 
-
-class ToolFileError(ToolError):
+class ToolFileError(ToolError, code="tool_file"):
     """A file of a tool is not there, cannot be read or written, or is where tools may not go."""
 
-    code = "tool_file"
 
-
-class ToolTimeoutError(ToolError):
+class ToolTimeoutError(ToolError, code="tool_timeout"):
     """A tool took longer than it may."""
 
-    code = "tool_timeout"
 
-
-class WebToolError(ToolError):
+class WebToolError(ToolError, status=502, code="web_tool"):
     """The web could not be searched, or a page not be read. `reason` says why, in a word."""
-
-    status = 502
-    code = "web_tool"
 
     def __init__(self, message: str, *, reason: str = "unavailable") -> None:
         super().__init__(message)
         self.reason = reason
 
 
-class ToolServerError(ToolError):
+class ToolServerError(ToolError, code="tool_server_failed"):
     """An MCP server cannot be started or reached, has ended, or answers nonsense."""
 
-    code = "tool_server_failed"
 
-
-class ProxyError(TrioServeError):
+class ProxyError(TrioServeError, status=502, code="proxy_failed"):
     """The server that a page wants to reach through this one does not answer."""
 
-    status = 502
-    code = "proxy_failed"
 
-
-class ProxyTimeoutError(ProxyError):
+class ProxyTimeoutError(ProxyError, status=504, type="timeout_error"):
     """The target of `/cors-proxy` has not answered in time."""
-
-    status = 504
-    type = "timeout_error"
 
 
 # -- a model of another server, behind this one
 
 
-class UpstreamError(TrioServeError):
+class UpstreamError(TrioServeError, status=502, code="upstream_failed"):
     """The server behind this one that has the model fails, or answers nonsense."""
 
-    status = 502
-    code = "upstream_failed"
 
-
-class UpstreamTimeoutError(UpstreamError):
+class UpstreamTimeoutError(UpstreamError, status=504, type="timeout_error"):
     """The server that has the model was silent for too long."""
-
-    status = 504
-    type = "timeout_error"
 
 
 # -- a server that cannot answer now: status 503
 
 
-class UnavailableError(TrioServeError):
+class UnavailableError(TrioServeError, status=503, type="unavailable_error"):
     """The server is up but takes no requests. Try again, or elsewhere."""
 
-    status = 503
-    type = "unavailable_error"
 
-
-class MemoryFullError(UnavailableError):
+class MemoryFullError(UnavailableError, code="memory_full"):
     """Requests hold as much memory as they may."""
 
-    code = "memory_full"
     retry_after: float
 
 
-class NoSummaryError(UnavailableError):
+class NoSummaryError(UnavailableError, code="compaction_unavailable"):
     """The model wrote no summary of a conversation."""
 
-    code = "compaction_unavailable"
 
-
-class StoreError(UnavailableError):
+class StoreError(
+    UnavailableError,
+    code="store_failed",
+    public="The server cannot store anything now. Its log has the reason.",
+):
     """The store cannot be used: a full disk, a damaged file, or one that others hold."""
-
-    code = "store_failed"
-    public: ClassVar[str | None] = "The server cannot store anything now. Its log has the reason."
 
 
 class StoreInUseError(StoreError):
     """Another server uses the store."""
 
 
-class RecordDamagedError(StoreError):
+class RecordDamagedError(StoreError, public=None):
     """The content of a record in the store is damaged."""
 
-    public = None
 
-
-class StoreFullError(UnavailableError):
+class StoreFullError(UnavailableError, code="store_full"):
     """The store holds as much as it may, and nothing of it can be deleted."""
 
-    code = "store_full"
 
-
-class RecordTooLargeError(StoreFullError):
+class RecordTooLargeError(
+    StoreFullError, status=413, type="invalid_request_error", code="record_too_large"
+):
     """The store takes no record, and no addition to one, of this size."""
-
-    status = 413
-    type = "invalid_request_error"
-    code = "record_too_large"
 
 
 class ModelLoadingError(UnavailableError):
@@ -536,17 +422,14 @@ class ModelLoadingError(UnavailableError):
         super().__init__(message)
 
 
-class ModelFailedError(UnavailableError):
+class ModelFailedError(UnavailableError, code="model_failed"):
     """The process of a model has died too often."""
 
-    code = "model_failed"
     retry_after: float
 
 
-class ModelProcessError(UnavailableError):
+class ModelProcessError(UnavailableError, code="model_process_ended"):
     """The process of a model ended before it had answered."""
-
-    code = "model_process_ended"
 
     def __init__(
         self, message: str = "The process of the model ended before it had answered."
@@ -554,10 +437,8 @@ class ModelProcessError(UnavailableError):
         super().__init__(message)
 
 
-class UpstreamUnavailableError(UnavailableError):
+class UpstreamUnavailableError(UnavailableError, code="upstream_unavailable"):
     """The server behind this one that has the model cannot be reached, or takes no requests."""
-
-    code = "upstream_unavailable"
 
 
 class ServerSleepingError(UnavailableError):

@@ -28,8 +28,7 @@ from trioserve.api.base.described import Model, adapters_of, of_server, properti
 from trioserve.api.base.generation import Responses
 from trioserve.api.base.models import Card, Details, Loaded, Models, abilities
 from trioserve.api.base.reply import Data, Reply, json
-from trioserve.api.base.routes import Responder, Route
-from trioserve.api.base.unserved import not_found
+from trioserve.api.base.routes import Responder, Route, not_found
 from trioserve.api.batches import Batches
 from trioserve.api.connections import Connections
 from trioserve.api.sessions import Sessions

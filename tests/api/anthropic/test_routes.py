@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import anthropic
@@ -12,9 +11,8 @@ import trio
 
 from tests.support.anthropic_api import ASK, WEATHER, post
 from tests.support.clients import client_of, named_events_in, use_anthropic
-from tests.support.http_server import serving, serving_script, slots_in_use
+from tests.support.http_server import serving
 from tests.support.scripts import HI, TEMPLATE, answering, noting
-from tests.support.waiting import patiently
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.testing import ScriptedBackend
@@ -185,6 +183,21 @@ async def test_the_sdk() -> None:
     await use_anthropic(answering("Hello you"), use)
 
 
+async def test_errors_as_the_sdk_raises_them() -> None:
+    def use(client: anthropic.Anthropic) -> None:
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            client.messages.create(**ASK | {"messages": []})
+        assert caught.value.type == "invalid_request_error"
+        assert caught.value.request_id
+        assert caught.value.body["request_id"] == caught.value.request_id  # type: ignore[index]
+        with pytest.raises(anthropic.NotFoundError):
+            client.messages.batches.retrieve("b1")
+        with pytest.raises(anthropic.AuthenticationError):
+            client.with_options(api_key="wrong").messages.create(**ASK)
+
+    await use_anthropic(answering("Hi"), use, api_keys=("secret",))
+
+
 async def test_the_sdk_with_thinking() -> None:
     def use(client: anthropic.Anthropic) -> None:
         thinking = {"type": "enabled", "budget_tokens": 1024}
@@ -268,24 +281,6 @@ async def test_the_bundled_model_thinks_and_calls_as_it_must() -> None:
     async with serving(app) as url:
         await app.extensions["trioserve"].wait_loaded()
         await trio.to_thread.run_sync(use, url)
-
-
-async def test_leaving_a_stream_frees_its_slot() -> None:
-    backend = answering("x" * 3000)
-    backend.on_decode = lambda backend: time.sleep(0.001)
-
-    def use(url: str) -> None:
-        with (
-            anthropic.Anthropic(base_url=url, api_key="any", max_retries=0) as client,
-            client.messages.stream(**ASK | {"max_tokens": 3000}) as stream,
-        ):
-            assert next(stream.text_stream).startswith("x")
-
-    async with serving_script(backend) as (url, service):
-        await trio.to_thread.run_sync(use, url)
-        with patiently():
-            while await slots_in_use(service):
-                await trio.lowlevel.checkpoint()
 
 
 async def test_no_tokens_only_fill_the_cache_and_the_context_ends_a_message() -> None:

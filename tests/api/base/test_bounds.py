@@ -1,4 +1,4 @@
-"""Every text, list and object in a request has a maximum, which is checked."""
+"""Every field of every request takes what its schema says, up to a maximum, and no more."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ from unittest.mock import Mock
 import pytest
 
 from tests.support.clients import client_of
-from tests.support.scripts import answering
+from tests.support.scripts import BASE, answering
 from trioserve.api.base import limits
-from trioserve.api.base.fields import MAX_CHARS, check_of, fields_of, list_schema
-from trioserve.api.base.request_schemas import classes_in
+from trioserve.api.base.fields import (
+    MAX_CHARS,
+    RequestBody,
+    check_of,
+    fields_of,
+    list_schema,
+    structure,
+)
+from trioserve.api.base.request_schemas import classes_in, of_fields
+from trioserve.api.base.routes import FORM
 from trioserve.app import create_app, create_router
 from trioserve.config import Config
 from trioserve.errors import InvalidRequestError
@@ -20,11 +28,14 @@ from trioserve.errors import InvalidRequestError
 BOUNDS = {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}
 
 
+ROUTES = [
+    route for app in (create_app(), create_router(Config(), Mock())) for route in app.state.routes
+]
+
+
 def request_classes() -> set[Any]:
     """The classes of the bodies of all routes of a server and of a router, and their parts."""
-    apps = [create_app(), create_router(Config(), Mock())]
-    taken = {each.takes for app in apps for each in app.state.routes}
-    return set[Any]().union(*(classes_in(one) for one in taken - {None}))
+    return set[Any]().union(*(classes_in(each.takes) for each in ROUTES if each.takes is not None))
 
 
 def schemas() -> Iterator[tuple[str, Any]]:
@@ -42,6 +53,89 @@ SCHEMAS = dict(schemas())
 def kinds_of(schema: Any) -> list[str]:
     kinds = schema.get("type", [])
     return [kinds] if isinstance(kinds, str) else list(kinds)
+
+
+# -- types and ranges
+
+#: A value of each type.
+ODD: dict[str, Any] = {
+    "string": "odd", "number": 0.5, "boolean": True, "array": [[0.5]], "object": {"odd": 1},
+}  # fmt: skip
+
+#: Forms, and classes with fields that are read only beside others.
+LEFT_OUT = {
+    *("ResponsesRequest", "CompactRequest", "MessageBatchRequest", "TokenizeRequest"),
+    *(route.takes.__name__ for route in ROUTES if route.content == FORM),
+}
+
+#: What a body needs beside `BASE`.
+NEEDED: dict[str, dict[str, Any]] = {
+    "Amount": {"type": "tool_uses", "value": 1},
+    "BatchRequest": {
+        "input_file_id": "a",
+        "endpoint": "/v1/embeddings",
+        "completion_window": "24h",
+    },
+    "ChatChange": {"metadata": {}},
+    "CompactionOptions": {"type": "summarize"},
+    "ConversationChange": {"metadata": {}},
+    "ItemsRequest": {"items": []},
+    "ApproveRequest": {"call_id": "a", "approve": True},
+    "CallRequest": {"tool": "a"},
+    "CohereEmbedRequest": {"texts": ["a"]},
+    "LoadAdapterRequest": {"lora_name": "a", "lora_path": "a"},
+    "LookupRequest": {"conversation_ids": ["a"]},
+    "ScoreRequest": {"text_1": "a", "text_2": "b"},
+    "StopRequest": {"call_id": "a"},
+    "ThinkingOptions": {"type": "auto"},
+    "OutputFormat": {"type": "json_schema", "schema": {}},
+    "UnloadAdapterRequest": {"lora_name": "a"},
+    "WebFetchRequest": {"url": "a"},
+}
+
+
+def takes(schema: Any, kind: str) -> bool:
+    """Whether a schema may take the value of a type in `ODD`."""
+    if "anyOf" in schema:
+        return any(takes(one, kind) for one in schema["anyOf"])
+    if "enum" in schema:
+        return kind == "boolean" and True in schema["enum"]
+    return kind in kinds_of(schema)
+
+
+def misfits(cls: Any) -> Iterator[tuple[str, Any]]:
+    """Values that a class does not take, by the fields that they stand in."""
+    for field in fields_of(cls):
+        given = {"type": "object"} if field.inner is not None else field.schema
+        schemas = {field.names[0]: given} if field.whole is None else field.whole.json_properties
+        for name, schema in schemas.items():
+            if name == "model":  # while there is one, anything is taken for its name
+                continue
+            yield from ((name, ODD[kind]) for kind in ODD if not takes(schema, kind))
+            if field.whole is None and "minimum" in schema:
+                yield name, schema["minimum"] - 1
+            if field.whole is None and "maximum" in schema:
+                yield name, schema["maximum"] + 1
+
+
+REQUESTS = {one.__name__: one for one in request_classes() if one.__name__ not in LEFT_OUT}
+
+
+@pytest.mark.parametrize("name", sorted(REQUESTS))
+def test_what_does_not_fit_a_field_is_refused_by_its_name(name: str) -> None:
+    cls = REQUESTS[name]
+    parse = cls.parse if issubclass(cls, RequestBody) else lambda body: structure(cls, body)
+    body = {**BASE, **NEEDED.get(name, {})}
+    body = {one: body[one] for one in of_fields(cls) if one in body}
+    parse(body)
+    for field, value in misfits(cls):
+        others = {one: body[one] for one in body if one != field}
+        with pytest.raises(InvalidRequestError) as caught:
+            parse({**others, field: value})
+        assert (caught.value.param or "").startswith(field), value
+
+
+# -- maximums
 
 
 def unbounded(schema: Any, path: str) -> Iterator[str]:

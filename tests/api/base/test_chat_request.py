@@ -98,9 +98,6 @@ def test_how_a_prompt_ends(fields: dict[str, Any], continuation: Continuation) -
     ("fields", "param"),
     [
         ({"messages": [*BEGUN, BEGUN[-1]]}, "messages"),
-        ({"add_generation_prompt": 1}, "add_generation_prompt"),
-        ({"continue_final_message": "all"}, "continue_final_message"),
-        ({"continue_final_message": []}, "continue_final_message"),
         (
             {"messages": BEGUN, "add_generation_prompt": True, "continue_final_message": True},
             "continue_final_message",
@@ -132,7 +129,6 @@ def test_values_that_change_nothing_are_fine() -> None:
     ("messages", "param"),
     [
         ([], "messages"),
-        ("x", "messages"),
         ([5], "messages[0]"),
         ([{"content": "x"}], "messages[0].role"),
         ([{"role": "user"}], "messages[0].content"),
@@ -180,7 +176,6 @@ def test_tools() -> None:
 @pytest.mark.parametrize(
     ("tools", "param"),
     [
-        ("x", "tools"),
         ([{}], "tools[0].type"),
         ([{"type": "function"}], "tools[0].function"),
         ([{"type": "function", "function": {}}], "tools[0].function.name"),
@@ -204,7 +199,6 @@ def test_logprobs() -> None:
     assert chat().n_probs == 0
     assert chat(logprobs=True).n_probs == 20
     assert chat(logprobs=True, top_logprobs=0).n_probs == 1
-    for bad in ({"top_logprobs": 3}, {"logprobs": True, "top_logprobs": -1}, {"logprobs": 3}):
-        with pytest.raises(InvalidRequestError):
-            chat(**bad)
+    with pytest.raises(InvalidRequestError):
+        chat(top_logprobs=3)
     assert CompletionRequest.parse({"prompt": "a", "logprobs": 3}).n_probs == 3

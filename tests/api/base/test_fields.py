@@ -8,14 +8,9 @@ import attrs
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.support.json_values import JSON
 from trioserve.api.base.fields import field, integer, structure
 from trioserve.errors import InvalidRequestError
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
 
 
 @attrs.frozen(kw_only=True)

@@ -13,15 +13,10 @@ from trioserve.api.base import limits
 from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.fields import structure
 from trioserve.api.llama.completion import (
-    DetokenizeRequest,
-    InfillRequest,
     LlamaCompletionRequest,
     TokenizeRequest,
 )
-from trioserve.api.llama.rerank import RerankRequest
 from trioserve.api.ollama.request import OllamaChatRequest
-from trioserve.api.ollama.routes import OllamaEmbedRequest
-from trioserve.api.openai.embeddings import EmbeddingsRequest
 from trioserve.api.openai.responses.request import ResponsesRequest
 from trioserve.chat.messages import MAX_ARGUMENTS, MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from trioserve.config import Config
@@ -41,34 +36,17 @@ def parse(cls: Any, body: dict[str, Any]) -> Any:
 
 NEEDED: dict[Any, tuple[str, ...]] = {
     LlamaCompletionRequest: ("prompt",),
-    InfillRequest: ("input_prefix", "input_suffix"),
     TokenizeRequest: (),
-    DetokenizeRequest: (),
-    EmbeddingsRequest: (),
-    RerankRequest: ("query",),
     ChatRequest: ("messages",),
     MessagesRequest: ("messages", "max_tokens"),
     OllamaChatRequest: ("messages",),
-    OllamaEmbedRequest: (),
     ResponsesRequest: ("input",),
 }
 
 #: A class, a field, what one of its lists may hold, and how many of them.
 LISTS: list[tuple[Any, str, Any, int]] = [
-    (LlamaCompletionRequest, "stop", "a", limits.MAX_STOPS),
-    (MessagesRequest, "stop_sequences", "a", limits.MAX_STOPS),
     (LlamaCompletionRequest, "logit_bias", [5, 1], limits.MAX_BIASES),
     (LlamaCompletionRequest, "logit_bias", ["a", 1], limits.MAX_TEXT_BIASES),
-    (LlamaCompletionRequest, "samplers", "top_k", limits.MAX_SAMPLERS),
-    (LlamaCompletionRequest, "lora", {"id": 0}, limits.MAX_ADAPTERS),
-    (LlamaCompletionRequest, "response_fields", "content", limits.MAX_RESPONSE_FIELDS),
-    (LlamaCompletionRequest, "prompt", "a", limits.MAX_PROMPTS),
-    (InfillRequest, "input_extra", {"text": "a"}, limits.MAX_EXTRA_FILES),
-    (TokenizeRequest, "content", 1, limits.MAX_TOKENS),
-    (DetokenizeRequest, "tokens", 1, limits.MAX_TOKENS),
-    (EmbeddingsRequest, "input", "a", limits.MAX_INPUTS),
-    (OllamaEmbedRequest, "input", "a", limits.MAX_INPUTS),
-    (RerankRequest, "documents", "a", limits.MAX_INPUTS),
     (ChatRequest, "messages", HI[0], MAX_MESSAGES),
     (MessagesRequest, "messages", HI[0], MAX_MESSAGES),
     (OllamaChatRequest, "messages", HI[0], MAX_MESSAGES),
@@ -78,22 +56,11 @@ LISTS: list[tuple[Any, str, Any, int]] = [
     (MessagesRequest, "tools", THEIR_TOOL, MAX_TOOLS),
     (ResponsesRequest, "tools", {"type": "function", "name": "f"}, MAX_TOOLS),
 ]
-STOP, BIAS, BREAKER = limits.MAX_STOP_CHARS, limits.MAX_BIAS_CHARS, "a" * limits.MAX_BREAKER_CHARS
-N_SAMPLERS, N_BREAKERS = limits.MAX_SAMPLERS, limits.MAX_BREAKERS
-KWARGS = limits.MAX_TEMPLATE_KWARGS
+BIAS, KWARGS = limits.MAX_BIAS_CHARS, limits.MAX_TEMPLATE_KWARGS
 #: A class, a field, the most that it may hold, and one more than that.
 BOUNDS: list[tuple[Any, str, Any, Any]] = [
     *((cls, name, [item] * n, [item] * (n + 1)) for cls, name, item, n in LISTS),
-    (LlamaCompletionRequest, "n_probs", limits.MAX_PROBS, limits.MAX_PROBS + 1),
-    (LlamaCompletionRequest, "stop", "a" * STOP, ["b", "a" * (STOP + 1)]),
     (LlamaCompletionRequest, "logit_bias", {"a" * BIAS: 1}, {"a" * (BIAS + 1): 1}),
-    (LlamaCompletionRequest, "samplers", "k" * N_SAMPLERS, "k" * (N_SAMPLERS + 1)),
-    (
-        LlamaCompletionRequest,
-        "dry_sequence_breakers",
-        [BREAKER] * N_BREAKERS,
-        ["a"] * (N_BREAKERS + 1),
-    ),
     (LlamaCompletionRequest, "sse_ping_interval", limits.MIN_PING_INTERVAL, 1e-9),
     (TokenizeRequest, "content", "a" * limits.MAX_TEXT, ["a" * limits.MAX_TEXT, 1, "a"]),
     (ChatRequest, "chat_template_kwargs", {"a": "b" * (KWARGS - 8)}, {"a": ["b"] * KWARGS}),

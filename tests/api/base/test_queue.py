@@ -304,33 +304,15 @@ async def test_no_stream_begins_in_a_full_queue() -> None:
 # -- priorities
 
 
+@pytest.mark.parametrize(("order", "given"), [("higher-first", -7), ("lower-first", 7)])
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-async def test_priorities(path: str, body: dict[str, Any]) -> None:
-    async with busy() as (client, service), trio.open_nursery() as nursery:
-        nursery.start_soon(partial(client.post, path, json={**body, "priority": -7}))
+async def test_priorities(path: str, body: dict[str, Any], order: str, given: int) -> None:
+    """With "lower-first", as vLLM has them."""
+    async with busy(priority_order=order) as (client, service), trio.open_nursery() as nursery:
+        nursery.start_soon(partial(client.post, path, json={**body, "priority": given}))
         n = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
         assert [one.priority for one in await until_queued(service.server, n)] == [-7] * n
         nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(("path", "body"), ROUTES)
-async def test_priorities_of_vllm(path: str, body: dict[str, Any]) -> None:
-    async with (
-        busy(priority_order="lower-first") as (client, service),
-        trio.open_nursery() as nursery,
-    ):
-        nursery.start_soon(partial(client.post, path, json={**body, "priority": 7}))
-        n = len(body["prompt"]) if isinstance(body.get("prompt"), list) else 1
-        assert [one.priority for one in await until_queued(service.server, n)] == [-7] * n
-        nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize("priority", [101, -101, "high", 1.5, True])
-async def test_bad_priorities(priority: Any) -> None:
-    async with client_of() as client:
-        answer = await client.post("/v1/chat/completions", json={**CHAT, "priority": priority})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "priority"
 
 
 # -- deadlines
@@ -422,14 +404,6 @@ async def test_the_time_of_a_stream_begins_when_it_is_posted() -> None:
             headers = {**NAMED, "X-Request-Waited": waited}
             answer = await client.post("/v1/chat/completions", json=body, headers=headers)
             assert answer.status_code == status
-
-
-@pytest.mark.parametrize("timeout", [0, -1, "1", True, 1e9, 10**400])
-async def test_bad_timeouts(timeout: Any) -> None:
-    async with client_of() as client:
-        answer = await client.post("/completion", json={"prompt": "a", "timeout": timeout})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["param"] == "timeout"
 
 
 @pytest.mark.parametrize("timeout", ["", "0", "-1", "1e3", "inf", "nan", "1_0", "٣", "5 s"])

@@ -11,7 +11,6 @@ from tests.support.clients import client_of
 from tests.support.scripts import HI, answering, noting
 from trioserve.api.anthropic.request import BUDGET_TOKENS, MessagesRequest
 from trioserve.api.base.chat_request import ChatRequest
-from trioserve.errors import InvalidRequestError
 
 #: The routes: a body, and where the text and the reasoning are in the answer.
 ROUTES: dict[str, tuple[dict[str, Any], Any]] = {
@@ -225,25 +224,3 @@ async def test_reasoning_is_not_shown() -> None:
                 fields = {"enable_thinking": True, **hidden}
                 assert await answered(client, path, fields) == ("Yes", None)
             assert await answered(client, path, {"enable_thinking": True}) == ("Yes", "Hm")
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"thinking": True}, "thinking"),
-        ({"thinking": {"type": "some"}}, "thinking.type"),
-        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
-        ({"enable_thinking": "no"}, "enable_thinking"),
-        ({"think": 1}, "think"),
-        ({"reasoning": "low"}, "reasoning"),
-        ({"reasoning": {"effort": 1}}, "reasoning.effort"),
-        ({"reasoning": {"enabled": "yes"}}, "reasoning.enabled"),
-        ({"reasoning": {"max_tokens": -1}}, "reasoning.max_tokens"),
-        ({"include_reasoning": 0}, "include_reasoning"),
-        ({"chat_template_kwargs": {"enable_thinking": "no"}}, "chat_template_kwargs"),
-    ],
-)
-def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        ChatRequest.parse({"messages": HI, **fields})
-    assert caught.value.param == param

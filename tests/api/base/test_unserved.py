@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.clients import client_of
 from tests.support.scripts import answering
-from trioserve.api.base.unserved import _UNSERVED, not_found
+from trioserve.api.base.routes import _UNSERVED, not_found
 from trioserve.app import create_app
 from trioserve.config import Config
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import numpy as np
 import pytest
 from gguf import PoolingType
-from structlog.testing import capture_logs
 
 from tests.support.clients import client_of_app
 from tests.support.gguf_models import WIDTH, write_bert
@@ -21,6 +20,9 @@ from tests.support.media_files import image_file
 from tests.support.media_models import write_pair
 from trioserve.app import create_app
 from trioserve.config import Config
+
+#: What the log says is left out since the last call: what, and why.
+LeftOut: TypeAlias = Callable[[], list[tuple[str, str]]]
 
 DOCUMENTS = ["a cat", "dog", "the mat"]
 CLOSE = 1e-4
@@ -77,7 +79,7 @@ async def test_documents_are_cut_and_repeated(ranking: httpx.AsyncClient) -> Non
     assert (written["results"], written["meta"]) == (whole["results"], whole["meta"])
 
 
-async def test_embeddings_by_type(embedding: httpx.AsyncClient) -> None:
+async def test_embeddings_by_type(embedding: httpx.AsyncClient, left_out: LeftOut) -> None:
     openai = (await embedding.post("/v1/embeddings", json={"input": DOCUMENTS})).json()
     wanted = [one["embedding"] for one in openai["data"]]
     body = {
@@ -86,8 +88,8 @@ async def test_embeddings_by_type(embedding: httpx.AsyncClient) -> None:
         "input_type": "search_document",
         "embedding_types": ["float", "base64", "binary", "ubinary"],
     }
-    with capture_logs() as logs:
-        written = (await embedding.post("/v2/embed", json=body)).json()
+    written = (await embedding.post("/v2/embed", json=body)).json()
+    assert [what for what, _ in left_out()] == ["input_type"]
     assert written["texts"] == DOCUMENTS
     assert written["response_type"] == "embeddings_by_type"
     n_tokens = openai["usage"]["prompt_tokens"]
@@ -102,7 +104,6 @@ async def test_embeddings_by_type(embedding: httpx.AsyncClient) -> None:
         assert found["ubinary"][i] == bits.tolist()
         assert found["binary"][i] == [int(byte) - 128 for byte in bits]
         assert len(bits) == WIDTH // 8
-    assert any("input_type" in str(line) for line in logs)
     short = (await embedding.post("/v2/embed", json={"texts": ["a"], "output_dimension": 4})).json()
     assert short["embeddings"].keys() == {"float"}
     assert np.linalg.norm(short["embeddings"]["float"]) == pytest.approx(1, abs=CLOSE)
@@ -155,24 +156,10 @@ async def test_images_and_mixed_inputs(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"documents": ["a"]}, "'query' is required."),
-        ({"query": "a"}, "'documents' is required."),
         ({"query": "a", "documents": []}, "'documents' must be a list of strings, and not empty."),
         (
             {"query": "a", "documents": [{"text": "b"}]},
             "'documents' must be a list of strings.",
-        ),
-        (
-            {"query": "a", "documents": ["a"], "top_n": 0},
-            "'top_n' must be between 1 and 2147483647.",
-        ),
-        (
-            {"query": "a", "documents": ["a"], "priority": 1000},
-            "'priority' must be between 0 and 999.",
-        ),
-        (
-            {"query": "a", "documents": ["a"], "max_tokens_per_doc": 0},
-            "'max_tokens_per_doc' must be between 1 and 2147483647.",
         ),
         (
             {"query": "a", "documents": ["cat " * 80]},
@@ -198,8 +185,6 @@ TEXTS = {"texts": ["a"]}
         ({}, "'texts' is required, or 'images', or 'inputs'."),
         (TEXTS | {"images": ["data:,"]}, None),
         (TEXTS | {"inputs": [{"content": []}]}, "'texts' and 'inputs' exclude each other."),
-        ({"texts": "a"}, "'texts' must be a list of strings."),
-        ({"inputs": ["a"]}, "'inputs' must be a list of objects."),
         (
             {"inputs": [{}]},
             "'inputs' must be a list of objects with a list as 'content', and not empty.",
@@ -209,24 +194,12 @@ TEXTS = {"texts": ["a"]}
             "'embedding_types' must be a list of float, base64, binary, ubinary, and not empty.",
         ),
         (
-            TEXTS | {"embedding_types": []},
-            "'embedding_types' must be a list of float, base64, binary, ubinary, and not empty.",
-        ),
-        (
             TEXTS | {"output_dimension": 99},
             f"'output_dimension' is 99, and the model's embeddings have {WIDTH}.",
         ),
-        (TEXTS | {"output_dimension": 0}, "'output_dimension' must be between 1 and 2147483647."),
-        (TEXTS | {"truncate": "MIDDLE"}, '\'truncate\' must be "NONE", "START" or "END".'),
-        (TEXTS | {"max_tokens": 0}, "'max_tokens' must be between 1 and 2147483647."),
         (
             {"inputs": [{"content": [{"type": "text", "text": "a"}]}], "max_tokens": 3},
             "'max_tokens' is for 'texts'.",
-        ),
-        (
-            TEXTS | {"input_type": "poem"},
-            '\'input_type\' must be "search_document", "search_query", "classification", '
-            '"clustering" or "image".',
         ),
     ],
 )

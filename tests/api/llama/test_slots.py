@@ -57,7 +57,7 @@ async def act(
 async def test_an_idle_slot_tells_of_its_last_request(tmp_path: Path) -> None:
     backend = ScriptedBackend(lambda prompt: "one\ntwo", n_slots=1)
     async with scripted(tmp_path, backend) as (client, _):
-        (fresh,) = (await client.get("/slots")).json()
+        (fresh,) = (await client.get("/slots?fail_on_no_slot=1")).json()
         assert "id_task" not in fresh and "next_token" not in fresh
         await client.post("/completion", json={"prompt": "abc", "n_predict": 5, "top_k": 7})
         (slot,) = (await client.get("/slots")).json()

@@ -11,14 +11,10 @@ from typing import Any
 import httpx
 import ollama
 import pytest
-import trio
 
-from tests.support.clients import client_and_service, client_of
-from tests.support.http_server import slots_in_use
+from tests.support.clients import client_of
 from tests.support.ollama_api import ASK, WEATHER, lines_in, use_ollama
-from tests.support.scripts import HI, answering, endless, noting
-from tests.support.waiting import patiently
-from trioserve.api.service import Service
+from tests.support.scripts import HI, answering, noting
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.vocab import ByteVocab
 from trioserve.types import FimTokens
@@ -293,6 +289,20 @@ async def test_nothing_to_answer_loads_the_model() -> None:
 # -- what the model and the server cannot do
 
 
+async def test_errors_as_the_client_raises_them() -> None:
+    def use(client: ollama.Client) -> None:
+        for stream in (True, False):
+            with pytest.raises(ollama.ResponseError, match="top_p") as caught:
+                for _ in client.chat(**ASK, options={"top_p": -1}, stream=stream):
+                    pass
+            assert caught.value.status_code == 400
+        with pytest.raises(ollama.ResponseError) as caught:
+            client.show("another")
+        assert caught.value.status_code == 404
+
+    await use_ollama(answering("Hi"), use)
+
+
 async def test_what_the_flags_decide_is_left_out() -> None:
     options = {"num_ctx": 4097, "num_thread": 4, "num_gpu": 99, "seed": 2**63 - 1}
     async with client_of(answering("Hi")) as client:
@@ -345,31 +355,3 @@ async def test_silence_is_filled_with_empty_parts() -> None:
             "message": {"role": "assistant", "content": ""},
             "done": False,
         }
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/api/chat", {**ASK, "stream": False}),
-        ("/api/generate", {"prompt": "Hi", "raw": True, "stream": True}),
-    ],
-)
-async def test_a_client_that_leaves_frees_its_slot(path: str, body: dict[str, Any]) -> None:
-    async with client_and_service(endless()) as (client, service):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_read, client, path, body)
-            await _until_in_use(service, 1)
-            nursery.cancel_scope.cancel()
-        await _until_in_use(service, 0)
-
-
-async def _read(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
-    async with client.stream("POST", path, json=body) as answer:
-        async for _ in answer.aiter_lines():
-            pass
-
-
-async def _until_in_use(service: Service, n_slots: int) -> None:
-    with patiently():
-        while await slots_in_use(service) != n_slots:
-            await trio.sleep(0.01)

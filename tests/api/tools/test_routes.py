@@ -147,9 +147,6 @@ async def test_what_is_up_to_the_client_is_in_headers() -> None:
 async def test_a_request_that_is_wrong() -> None:
     requests: list[tuple[Any, int, str | None]] = [
         ({}, 400, "tool"),
-        ({"tool": 1}, 400, "tool"),
-        ({"tool": "played", "params": []}, 400, "params"),
-        ({"tool": "played", "stream": 1}, 400, "stream"),
         ({"tool": "unknown"}, 404, "tool"),
         ({"tool": "mute", "stream": True}, 404, "stream"),
         ([], 400, None),

@@ -390,7 +390,7 @@ def _compaction(blocks: list[Block]) -> tuple[Compaction | None, list[Block]]:
 
 @json_type()
 def continues_final_message(body: Mapping[str, Any]) -> bool:
-    """Whether the last message, which `read_messages` has checked, is the assistant's to continue.
+    """Judge if the assistant continues the last message, which `read_messages` has checked.
 
     Raises:
         InvalidRequestError: it calls a tool, and so waits for a result.

@@ -35,7 +35,7 @@ BUDGET_TOKENS = 10_000
 _UNSUPPORTED: Mapping[str, Only] = {
     "billing_policy": Only(harmless="nothing is billed"),
     "container": Only(harmless=NOT_HOSTED),
-    "diagnostics": Only({"previous_message_id": None}, harmless="there are none"),
+    "diagnostics": Only({"previous_message_id": None}, harmless="this server has no diagnostics"),
     "fallback_credit_token": Only(harmless="nothing is billed"),
     "fallbacks": Only([], harmless="the model that was asked answers"),
     "inference_geo": Only("global", harmless="there is one place"),
@@ -72,7 +72,7 @@ class ToolChoiceOptions:
 
     @property
     def parallel(self) -> bool | None:
-        """Whether the model calls several tools at once; None: as its template has it."""
+        """The switch of calls at once; None: as the template of the model has it."""
         single = self.disable_parallel_tool_use
         return None if single is None else not single
 
@@ -149,7 +149,6 @@ class CountTokensRequest(ThinkingRequest):
 
     @property
     def chat_params(self) -> ChatParams:
-        """What the prompt depends on, beside the messages, and what becomes of the output."""
         return ChatParams(
             **self.thinking_params,
             tools=self.tools,
@@ -163,7 +162,7 @@ class CountTokensRequest(ThinkingRequest):
 
 @attrs.frozen(kw_only=True)
 class Metadata:
-    """Who asks, for a provider that watches. Nothing here depends on it."""
+    """``metadata``: the id of an end user. It has no effect here."""
 
     user_id: str | None = field(read=readers.name, default=None)
 
@@ -193,5 +192,5 @@ class MessagesRequest(CountTokensRequest, GenerationRequest):
 
     @property
     def wants_progress(self) -> bool:
-        """Whether the engine is to report its progress: the first event of a stream has counts."""
+        """True for streams: their first event has counts."""
         return self.stream

@@ -1,1 +1,1 @@
-"""What all routes share: connections, request bodies, errors, API keys and server-sent events."""
+"""The shared part of all routes: request bodies, replies, errors, callers, server-sent events."""

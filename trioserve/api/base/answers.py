@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-#: Where a description keeps schemas that have names.
+#: The place of named schemas in a description.
 COMPONENTS = "#/components/schemas/"
 
 
@@ -116,7 +116,7 @@ class Metrics(Answer):
 
 
 class Guidance(Answer):
-    """What a user should know before the first chat with a model."""
+    """Advice to a user before the first chat with a model."""
 
     is_toy: bool | UnsetType = UNSET
     example_prompts: list[str] | UnsetType = UNSET
@@ -131,7 +131,7 @@ class _Defaults(Answer):
 
 
 class Properties(Guidance):
-    """What a server says of itself. There is more of it on the page about llama-server's API."""
+    """The properties of a server. The page about llama-server's API lists more of them."""
 
     is_open = True
     default_generation_settings: _Defaults | UnsetType = UNSET

@@ -35,7 +35,7 @@ _STEP = 32 * 1024
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _PIECE = re.compile(rf'[^"\\]{{1,{_STEP}}}|(?:\\.[^"\\]{{0,8}}){{1,2048}}', re.DOTALL)
 
-#: What a value in a list ends with, and the comma after it, by how the value before it begins.
+#: The end of a value in a list, with the comma after it, by the first letter of the value before.
 _ENDS = {'"': '",', "{": "},", "[": "],"}
 #: After this many values that had to be read one by one, stop reading a list in batches.
 _MAX_ALONE = 64
@@ -200,26 +200,16 @@ def check_json(value: Any) -> None:
     """
     level, depth = [value], 0
     while level:
-        for text in _texts_of(level):
-            text.encode()
-        containers = [each for each in level if isinstance(each, list | dict)]
-        if containers and depth == limits.MAX_DEPTH:
-            raise RecursionError
-        depth += 1
-        level = [
-            inner
-            for each in containers
-            for inner in (each.values() if isinstance(each, dict) else each)
-            if isinstance(inner, str | list | dict)
-        ]
-
-
-def _texts_of(level: list[Any]) -> Iterator[str]:
-    for each in level:
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict):
-            yield from each
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, str):
+                each.encode()
+            elif isinstance(each, list | dict):
+                if depth == limits.MAX_DEPTH:
+                    raise RecursionError
+                inner += each  # the names in an object
+                inner += each.values() if isinstance(each, dict) else ()
+        level, depth = inner, depth + 1
 
 
 # -- forms
@@ -249,13 +239,8 @@ class Form:
         return FLAGS.get(self.fields.get(name, [""])[-1].strip().lower())
 
 
-def is_form(content_type: str) -> bool:
-    """Whether a body of this type is a form with files."""
-    return parse_options_header(content_type)[0] == "multipart/form-data"
-
-
 def boundary_of(content_type: str) -> bytes:
-    """Find the boundary of a form. Raises InvalidRequestError if there is none."""
+    """Find the boundary of a form. Raises InvalidRequestError: the body is no form."""
     kind, options = parse_options_header(content_type)
     boundary = options.get("boundary", "")
     if kind != "multipart/form-data" or not boundary or not boundary.isascii():
@@ -368,8 +353,7 @@ class Incoming:
 
     @property
     def is_form(self) -> bool:
-        """Whether the body is a form with files."""
-        return is_form(self.content_type)
+        return parse_options_header(self.content_type)[0] == "multipart/form-data"
 
     def ask_for_stream(self) -> None:
         """Have the body, which was read, ask for a stream."""
@@ -399,7 +383,7 @@ class Incoming:
         """Read the form that is the body. The request's memory has room for the files.
 
         Raises:
-            InvalidRequestError: it is no form.
+            InvalidRequestError: it is something else.
             PayloadTooLargeError: it has too many parts, or its fields are too long; as `fields`.
         """
         if self._form is None:
@@ -457,7 +441,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def _may_be_odd(data: bytes) -> bool:
-    """Whether there may be half of a surrogate pair, or values that are nested too deeply."""
+    """Look for signs of half a surrogate pair, and of deep nesting."""
     depth = data.count(b"[") + data.count(b"{")
     return depth > limits.MAX_DEPTH or b"\\ud" in data or b"\\uD" in data
 

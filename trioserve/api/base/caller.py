@@ -175,7 +175,6 @@ class Caller:
             )
 
     def may_use(self, *names: str) -> bool:
-        """Whether the key may use a model, which has these names."""
         return self.key is None or self.key.may_use(*names)
 
     def check_model(self, *names: str) -> None:

@@ -152,7 +152,7 @@ def as_content(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]
 
 @attrs.frozen
 class Continuation:
-    """Whether the prompt ends with the head of an answer, or with a message that is continued.
+    """The end of the prompt: the head of an answer, or a message that is continued.
 
     With `echo` the answer repeats the message that it continues.
     """
@@ -244,7 +244,6 @@ class TemplateRequest(ThinkingRequest):
 
     @property
     def chat_params(self) -> ChatParams:
-        """What the prompt depends on, beside the messages."""
         return ChatParams(
             tools=self.tools,
             add_generation_prompt=self.continuation.add_generation_prompt,
@@ -277,7 +276,7 @@ class ChatRequest(TemplateRequest, GenerationRequest):
 
     @property
     def asked_probs(self) -> tuple[int, str | None]:
-        """How many candidates to report for each token. llama-server's default is 20."""
+        """See `GenerationRequest.asked_probs`. llama-server's default is 20."""
         if not self.logprobs:
             return self.n_candidates, "n_probs"
         top = self.top_logprobs
@@ -285,7 +284,6 @@ class ChatRequest(TemplateRequest, GenerationRequest):
 
     @property
     def chat_params(self) -> ChatParams:
-        """What the chat adds to the parameters of its generation."""
         chat = super().chat_params
         return attrs.evolve(
             chat,

@@ -11,8 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from trioserve.api.base.answers import Answer, Guidance
-from trioserve.api.base.output import FINGERPRINT
-from trioserve.api.base.settings import generation_settings
+from trioserve.api.base.output import FINGERPRINT, generation_settings
 from trioserve.chat.markers import media_marker
 from trioserve.config import Config
 from trioserve.config.extras import has_extra
@@ -298,7 +297,7 @@ def properties_of_many(config: Config, *, max_models: int, autoload: bool) -> di
         "role": "router",
         "max_instances": max_models,
         "models_autoload": autoload,
-        # What clients of a server with one model look for.
+        # Clients of a server with one model look for these.
         "model_alias": "trioserve",
         "model_path": "none",
         "default_generation_settings": {"params": {}, "n_ctx": 0},

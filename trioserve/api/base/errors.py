@@ -57,7 +57,7 @@ def message_of(error: TrioServeError, request_id: str) -> str:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether the server caused the error, and not the client, a tool or a shutdown."""
+    """True for an error that the server caused, and not the client, a tool or a shutdown."""
     if not isinstance(error, TrioServeError):
         return True
     others = RequestEndedError | ToolError | ToolRuntimeError

@@ -75,7 +75,7 @@ _INNER = ("items", "propertyNames", "additionalProperties")
 
 
 def is_within(value: Any, limit: int) -> bool:
-    """Whether JSON has at most `limit` characters: its strings, plus a few for each value."""
+    """Compare JSON with a limit of characters: its strings, plus a few for each value."""
     size, values = 0, [value]
     while values and size <= limit:
         value = values.pop()
@@ -247,7 +247,6 @@ class Only:
         self._values, self.harmless = values, harmless
 
     def has(self, value: Any) -> bool:
-        """Whether a value is accepted."""
         return any(value == each and type(value) is type(each) for each in self._values)
 
 
@@ -287,7 +286,7 @@ class PromptFields:
 
 
 class RequestBody:
-    """What a request class inherits that is made of the body of a request, or of a part of it."""
+    """The base of request classes, which are made of a body or of a part of one."""
 
     #: Known fields without effect. They are refused, unless they ask for what happens anyway, or
     #: are harmless to leave out.
@@ -342,7 +341,7 @@ def structure(cls: type[_T], body: Mapping[str, Any], path: str = "", **made: An
 
 @attrs.frozen
 class Field:
-    """How one field of a request class is read; see `field`."""
+    """A field of a request class, and its reader; see `field`."""
 
     name: str
     names: tuple[str, ...]

@@ -51,7 +51,7 @@ async def admit(
         InvalidRequestError: a value is out of range; `param` names the field.
         NotSupportedError: the server generates no text.
         RateLimitError: the client has no request left in this minute.
-        TrioServeError: there is no server.
+        TrioServeError: no server has the model.
     """
     server = await models.use(request.model, caller)
     given, limit = request.given_params(), server.config.max_logprobs
@@ -207,7 +207,7 @@ async def tools_to_run(server: ModelServer, asked: RunToolsOptions) -> Sequence[
 # -- responses that are being sent
 
 
-#: What is said of the id of a completion that is not running here.
+#: The message for the id of a completion that is not running here.
 NOT_RUNNING = "no active completion for this id"
 
 
@@ -227,7 +227,7 @@ class Running:
 
     @property
     def has_ended(self) -> bool:
-        """Whether there is nothing left to end. A run may be between two streams."""
+        """True once all of it has ended. A run may be between two streams."""
         return not self.live if self.run is None else self.run.is_over
 
     def cancel(self) -> None:
@@ -240,7 +240,7 @@ class Running:
 
 
 def is_unknown(status: int, body: bytes) -> bool:
-    """Whether a server told, when it was asked about a response, that it does not send it.
+    """Read from an answer about a response that the server does not send it.
 
     `body` is JSON. A response whose calls of tools do not include the one in question is known.
     """

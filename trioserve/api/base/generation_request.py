@@ -92,7 +92,7 @@ ACCEPTED: Mapping[str, str] = {
 #: Scalars that separate fields below read.
 _WITH_FIELDS = frozenset({"max_tokens", "draft_max", "n_probs", "return_progress", "seed"})
 
-#: How the other numbers and booleans of `GenerationParams` and `SamplingParams` are read.
+#: The readers of the other numbers and booleans of `GenerationParams` and `SamplingParams`.
 _SCALARS: Mapping[str, Callable[[Any], Any]] = {
     name: READERS[type_]
     for cls in (GenerationParams, SamplingParams)
@@ -172,20 +172,18 @@ class GenerationRequest(RequestBody):
 
     @property
     def n_probs(self) -> int:
-        """How many candidates to report for each token."""
         return self.asked_probs[0]
 
-    #: Whether `Config.max_logprobs` says how many there may be.
+    #: `Config.max_logprobs` bounds their number.
     has_max_logprobs: ClassVar[bool] = True
 
     @property
     def n_copies(self) -> int:
-        """How many times each prompt is continued."""
+        """The outputs of each prompt."""
         return self.n
 
     @property
     def wants_progress(self) -> bool:
-        """Whether the engine is to report its progress in the prompt."""
         wants = self.return_progress or self.timings_per_token
         return self.stream and (wants or self.stream_options.continuous_usage_stats)
 

@@ -1,4 +1,4 @@
-"""What an output must look like, in all the ways that requests say it."""
+"""The form of an output, in all the fields that requests have for it."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ MAX_METADATA_VALUE = 512
 #: Names in a list of things to include.
 MAX_INCLUDED = 64
 
-#: How deep JSON may be nested.
+#: Levels of nested JSON.
 MAX_DEPTH = 128
 
 #: Values in a body, roughly: its commas, those within short texts included.

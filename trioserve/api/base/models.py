@@ -82,7 +82,7 @@ def abilities(template: ChatTemplate, *, fills_gaps: bool, modalities: Modalitie
 
 
 def can_think(template: ChatTemplate) -> bool:
-    """Whether a model may reason before it answers, judging by its template."""
+    """Judge by its template if a model may reason before it answers."""
     return template.format.thinking is not None or template.capabilities.supports_enable_thinking
 
 
@@ -92,7 +92,7 @@ class Models(ABC):
     Each method that takes a name raises UnknownModelError when no model has it, and
     PermissionDeniedError when the API key of the caller may not use the model. All raise
     ModelLoadingError before there is anything, ServerClosingError while the app stops, and a
-    TrioServeError that says why there is no model.
+    TrioServeError with the reason if the app has no model.
 
     Attributes:
         config: of the app.
@@ -149,7 +149,7 @@ class Models(ABC):
     async def metrics(self, query: Mapping[str, str], caller: Caller) -> Reply:
         """Write the metrics, or those of the model that a query names, in Prometheus' format.
 
-        Raises NotSupportedError: there are none.
+        Raises NotSupportedError: the app writes no metrics.
         """
 
     @abstractmethod

@@ -79,7 +79,7 @@ class CutRequest(PooledRequest):
 
     @property
     def cut(self) -> Cut | None:
-        """How texts that are too long are cut; None: they are refused."""
+        """The cut of texts that are too long; None: they are refused."""
         if self.truncate_prompt_tokens is None and self.truncate == "NONE":
             return None
         side = self.truncation_side or ("left" if self.truncate == "START" else "right")
@@ -91,7 +91,7 @@ class CutRequest(PooledRequest):
         texts: Sequence[AnyPrompt],
         embed: Callable[[Sequence[Any]], Awaitable[_Found]],
     ) -> _Found:
-        """Have something done with texts, which are cut where the request says so."""
+        """Call a function with texts, which are cut if the request says so."""
         cut = self.cut
         found = None
         if cut is not None:

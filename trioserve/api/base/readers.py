@@ -101,7 +101,7 @@ def seed(value: Any) -> int:
     return given if given == -1 else given % 2**32
 
 
-#: How many candidates to report for each token.
+#: A number of candidates to report for each token.
 probs = integer_in(0, limits.MAX_PROBS)
 
 #: The number of outputs, or of answers in a run. Each route has its own maximum.
@@ -356,7 +356,7 @@ def any_prompt(value: Any, path: str) -> GivenPrompt:
     """Read a prompt in which markers may stand for media, in base64.
 
     Raises:
-        MismatchError: it is none.
+        MismatchError: it is something else.
         InvalidRequestError: media cannot be read; `param` names them.
     """
     if not isinstance(value, dict) or value.get("multimodal_data") is None:

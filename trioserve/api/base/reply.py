@@ -66,7 +66,7 @@ class KeepAlive:
 
 @attrs.frozen
 class Pings:
-    """What a response sends while its streams, which have these mailboxes, are silent.
+    """The comments of a response while its streams, which have these mailboxes, are silent.
 
     `interval` is the number of silent seconds before a ping; infinite: no pings. With
     `tell_place`, the response reports the place in the queue soon, and again after each change.
@@ -78,7 +78,7 @@ class Pings:
     tell_place: bool = False
 
     def is_queued(self) -> bool:
-        """Whether none of the streams has a slot yet."""
+        """True until one of the streams has a slot."""
         return self.queue is not None and all(mailbox.queued for mailbox in self.mailboxes)
 
     def pause(self) -> float:
@@ -345,7 +345,7 @@ class Stream(Ending, Generic[_E]):
                 self.first.append((index, event))
 
     def has_output(self) -> bool:
-        """Whether a part of the output is there to be written."""
+        """True once a part of the output has come."""
         return self._has_begun() and not isinstance(self.first[-1][1], Progress)
 
     def _has_begun(self) -> bool:
@@ -408,7 +408,7 @@ async def stream(
 
 
 def _is_long(event: sse.Event | RunEvent | TranscriptEvent | CompactedEvent) -> bool:
-    """Whether writing an event takes more than a few milliseconds."""
+    """Judge if writing an event takes more than a few milliseconds."""
     if isinstance(event, RunEnded):
         event = event.answer.finished
     if isinstance(event, Chunk | ChatChunk):

@@ -8,23 +8,23 @@ test.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from difflib import get_close_matches
 from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import attrs
 
-from trioserve.api.base import uploaded
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import PromptFields
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Reply
 from trioserve.api.base.request_schemas import of_fields
-from trioserve.api.base.stored_as import StoredAs
+from trioserve.api.base.stored import StoredAs, bring
 from trioserve.api.base.vendors import Vendor, vendor_of
 from trioserve.config import Config
-from trioserve.errors import InvalidRequestError, UnknownFileError
+from trioserve.errors import InvalidRequestError, NotFoundError, UnknownFileError
 from trioserve.server.model_server import ModelServer
 
 #: The parameters in a URL.
@@ -52,7 +52,7 @@ class Responder(Protocol):
 
 @attrs.frozen
 class Waiting:
-    """How a client is answered whose model is not loaded.
+    """The answers to a client whose model is not loaded.
 
     Attributes:
         ping: writes what keeps a stream alive, of the name of the model; none: comments, which tell
@@ -132,16 +132,15 @@ class Route:
 
     @property
     def takes_bytes(self) -> bool:
-        """Whether it reads the body by itself, which is no object."""
+        """True if it reads the bytes of the body itself."""
         return self._reads is not None
 
     def asks_for_stream(self, fields: Mapping[str, Any]) -> bool:
-        """Whether a body asks for a stream."""
         stream = fields.get("stream")
         return stream is True or (stream is None and bool(self.streams_by_default))
 
     def model_in(self, fields: Mapping[str, Any], query: Query) -> str | None:
-        """The name of the model in a request; None: there is none. Raises InvalidRequestError."""
+        """The name of the model in a request; None: no name. Raises InvalidRequestError."""
         for name in getattr(self.takes, "model_names", ("model",)):
             if (given := fields.get(name)) is None:
                 continue
@@ -188,7 +187,7 @@ class Route:
             return await incoming.aside(partial(takes.parse, fields, **more))
         except UnknownFileError:
             before = (each.before for each in more.values() if isinstance(each, StoredAs))
-            incoming.size += await uploaded.bring([fields, *before], incoming.size, caller, models)
+            incoming.size += await bring([fields, *before], incoming.size, caller, models)
         return await incoming.aside(partial(takes.parse, fields, **more))
 
     def _adapt(self, fields: dict[str, Any], config: Config) -> None:
@@ -281,3 +280,55 @@ def only_if(check: Callable[[Any], object]) -> Callable[[_Handler], _Handler]:
 def of_kind(check: Callable[[ModelServer], object]) -> Callable[[_Handler], _Handler]:
     """Tell of a handler that its model is of a kind, which a function checks."""
     return tells(check_kind=check)
+
+
+# -- paths without a route
+
+
+#: Paths that the original APIs have and this server lacks, each with the reason or a replacement.
+_UNSERVED = {
+    "OpenAI": {
+        "/v1/images/": "no model here makes images; chats may contain them",
+        "/v1/videos/": "no model here makes videos; chats may contain them",
+        "/v1/audio/speech/": "no model here speaks; /v1/audio/transcriptions listens",
+        "/v1/moderations/": "ask a model in a chat",
+        "/v1/fine_tuning/": "models are served here, and not trained",
+        "/v1/assistants/": "/v1/responses takes its place",
+        "/v1/threads/": "/v1/conversations takes its place",
+        "/v1/vector_stores/": "/v1/embeddings makes vectors, which the client keeps",
+        "/v1/uploads/": "/v1/files takes a file in one part",
+        "/v1/realtime/": "streams are server-sent events, as of /v1/chat/completions",
+        "/v1/containers/": "--tools runs code in a folder of this machine",
+        "/v1/evals/": "a client can evaluate with /v1/batches",
+        "/v1/organization/": "--api-key-file has the keys, and /v1/usage what they use",
+    },
+    "Anthropic": {
+        "/v1/complete/": "/v1/messages takes its place",
+        "/v1/organizations/": "--api-key-file has the keys, and /v1/usage what they use",
+        "/v1/skills/": "skills belong to the client",
+    },
+    "Ollama": {
+        "/api/create/": "a section of --models-preset takes the place of a Modelfile",
+        "/api/copy/": "--alias, or a section of --models-preset, gives a model another name",
+        "/api/push/": "models are downloaded here, and not published",
+        "/api/blobs/": "put GGUF files into --models-dir",
+    },
+    "Cohere": {"/v2/chat/": "/v1/chat/completions takes its place"},
+    "Google": {"/v1beta/": "/v1/chat/completions takes its place"},
+}
+
+#: Characters of a path that are looked at, and how alike two paths are that a slip tells apart.
+_LONGEST, _ALIKE = 100, 0.8
+
+
+def not_found(path: str, known: Iterable[str]) -> NotFoundError:
+    """Make the error of a path that has no route; `known` are the rules of those that have."""
+    if len(path) > _LONGEST:
+        return NotFoundError(f"There is no {path[:_LONGEST]}… here.")
+    for owner, paths in _UNSERVED.items():
+        for start, why in paths.items():
+            if f"{path}/".startswith((start, start.removeprefix("/v1"))):
+                return NotFoundError(f"{owner}'s {path} is not served: {why}.")
+    near = get_close_matches(path, {one for one in known if "<" not in one}, 1, _ALIKE)
+    end = f"; did you mean {near[0]}?" if near else "."
+    return NotFoundError(f"There is no {path.strip() or 'such path'} here{end}")

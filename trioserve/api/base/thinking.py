@@ -44,7 +44,6 @@ class ThinkingOptions:
 
     @property
     def shown(self) -> bool:
-        """Whether the client reads it."""
         return not self.is_on or self.display == "summarized"
 
 
@@ -112,7 +111,7 @@ class ThinkingRequest(RequestBody):
     )
     chat_template_kwargs: dict[str, Any] = field(read=_template_kwargs, factory=dict)
 
-    #: Whether the model thinks if no field says; None: as the configuration has it.
+    #: The default of `thinks`.
     thinks_unasked: ClassVar[bool | None] = None
 
     #: The most tokens of thinking that is "enabled" without a number; -1: no limit.
@@ -120,7 +119,7 @@ class ThinkingRequest(RequestBody):
 
     @property
     def effort(self) -> str | None:
-        """How much the model is to think."""
+        """The effort of thinking, by a name."""
         level = self.think if isinstance(self.think, str) else None
         variable = self.chat_template_kwargs.get("reasoning_effort")
         of_template = variable if isinstance(variable, str) else None
@@ -128,7 +127,7 @@ class ThinkingRequest(RequestBody):
 
     @property
     def thinks(self) -> bool | None:
-        """Whether the model is to think; None: as the configuration has it.
+        """The switch of thinking; None: as the configuration has it.
 
         Of fields that contradict one another, the first in this order counts: the switches, the
         effort "none", the variables of the template, any other effort.

@@ -91,7 +91,6 @@ class Vendor:
     orders_priorities: bool = False
 
     def has(self, path: str) -> bool:
-        """Whether a path has the vendor's forms."""
         return f"{path}/".startswith(tuple(f"{one}/" for one in self.paths))
 
 

@@ -62,7 +62,7 @@ def _priority(value: Any) -> int:
 
 @attrs.frozen(kw_only=True, slots=False)
 class _CohereRequest(PooledRequest):
-    """What the two routes have in common."""
+    """The fields of both routes."""
 
     priority: int = field(read=_priority, default=0)
 
@@ -154,7 +154,7 @@ def _mixed(value: Any) -> tuple[GivenPrompt, ...]:
     return tuple(readers.joined(each, f"inputs[{i}].content") for i, each in enumerate(parts))
 
 
-#: How an embedding is written, by its type. Those of `int8` and `uint8` need the ranges of the
+#: Writers of an embedding, by its type. Those of `int8` and `uint8` need the ranges of the
 #: numbers that a model makes, which a file does not have.
 _TYPES: Mapping[str, Callable[[Array], Any]] = {
     "float": numbers_of,

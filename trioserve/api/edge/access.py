@@ -1,4 +1,4 @@
-"""Who may use the API: requests from other sites, API keys, and pages of other origins.
+"""Access to the API: requests from other sites, API keys, and pages of other origins.
 
 Two attacks need no more than a page that is open in a browser on this machine:
 
@@ -52,7 +52,7 @@ _BEARER = re.compile(r"bearer +", re.IGNORECASE)
 
 
 def key_in(authorization: str | None, x_api_key: str | None) -> str:
-    """The API key in a request; empty if there is none.
+    """The API key in a request; empty: none was sent.
 
     Headers come as Latin-1, whatever their bytes mean; keys are UTF-8.
     """
@@ -62,7 +62,7 @@ def key_in(authorization: str | None, x_api_key: str | None) -> str:
 
 
 def shown_key(headers: Headers) -> str:
-    """The API key in the headers of a request; empty if there is none."""
+    """The API key in the headers of a request; empty: none was sent."""
     return key_in(headers.get("Authorization"), headers.get("X-Api-Key"))
 
 
@@ -102,7 +102,7 @@ _EXPOSED = (
 
 
 def is_of_this_machine(origin: str) -> bool:
-    """Whether an origin is a page that this machine serves."""
+    """True for the origin of a page that this machine serves."""
     parsed = parse_origin(origin)
     return parsed is not None and is_local(parsed[1].host)
 
@@ -115,7 +115,7 @@ _MANY_NAMES = 64
 
 
 def answers_to(host: str, config: Config) -> bool:
-    """Whether a name is loopback or allowed. In the flag, ``.example.org`` covers subdomains."""
+    """True for a name that is loopback or allowed. In the flag, ``.a.org`` covers subdomains."""
     names = config.allowed_hosts
     return (
         is_local(host)
@@ -127,7 +127,7 @@ def answers_to(host: str, config: Config) -> bool:
 
 
 def is_own(origin: str, authority: str) -> bool:
-    """Whether an origin is the server itself, by the name that the client used for it."""
+    """True for the origin of the server itself, by the name that the client used for it."""
     page, server = parse_origin(origin), parse_authority(authority)
     return page is not None and server is not None and page[1] == server.at(page[0])
 
@@ -145,7 +145,7 @@ class Sites:
         of_limits = (name for each in vendors.registered for name in each.rate_limits.names())
         self._exposed = ", ".join(dict.fromkeys((*_EXPOSED, *of_limits)))
         self._has_keys = config.has_api_keys
-        #: What it lets in, it remembers: clients call a server by the same few names.
+        #: Names that passed are remembered: clients call a server by the same few.
         self._check_name = lru_cache(_MANY_NAMES)(self._look_at_name)
 
     def allowed(self, origin: str) -> str | None:

@@ -70,7 +70,7 @@ def _build_nothing(rule: _Rule, *_: object, **__: object) -> tuple[str, str]:
 
 
 class ResponseId(BaseConverter):
-    """The id of a response in a path: other names below ``/v1/responses`` are no routes."""
+    """The id of a response in a path, which other names below ``/v1/responses`` do not match."""
 
     regex = "resp_[^/]+"
 
@@ -104,7 +104,7 @@ class App(QuartTrio):
         self._sites, self._needs_key = access.Sites(state.config), False
         self._served: dict[str, _Served] = {}
         self._exact: dict[tuple[str, str], _Served] = {}
-        #: What answers requests with a header, by the route and the header.
+        #: Responders to requests with a header, by the route and the header.
         self._asked: defaultdict[str, dict[str, Responder]] = defaultdict(dict)
         self.after_serving(state.stop)
 
@@ -176,7 +176,7 @@ class App(QuartTrio):
     def _find(
         self, request: Request
     ) -> tuple[_Served | None, Mapping[str, str], HTTPException | None]:
-        """The route of a request, and the parts of its path; or why there is none."""
+        """The route of a request and the parts of its path, or the error of the search."""
         method = "GET" if request.method == "HEAD" else request.method
         if (served := self._exact.get((method, request.path))) is not None:
             return served, {}, None

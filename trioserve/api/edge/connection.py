@@ -226,7 +226,7 @@ class Sender:
         self._last = -math.inf  # when the last send began
         self._keep_alive: KeepAlive | None = None
         self._silence = trio.CancelScope()  # until it is time to look whether a comment is due
-        #: Whether the last message is on its way, or was sent.
+        #: True once the last message is on its way.
         self.is_closing = False
 
     async def __call__(self, message: Any, *, hold: bool = False) -> None:
@@ -436,7 +436,7 @@ def choose_id(offered: str | None) -> str:
 
 
 def _waited(value: str) -> float:
-    """Read seconds; 0 when they are none. A client can only make its own time shorter."""
+    """Read seconds; 0: it is no number. A client can only make its own time shorter."""
     return float(value) if _SECONDS.fullmatch(value) else 0.0
 
 

@@ -82,8 +82,8 @@ _CHUNKS_AT_ONCE = 256
 #: connection to the end of the first head. While nothing arrives, the keep-alive timeout holds.
 HEAD_SECONDS = 10.0
 
-#: Where h11 takes a head to be complete, and ends of lines that it takes, but RFC 9112 does not ask
-#: it to (section 2.2).
+#: The end of a head for h11, and an end of line that h11 takes, though RFC 9112 (section 2.2) does
+#: not ask for it.
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 
@@ -545,7 +545,7 @@ def raise_limit() -> None:
 
 
 def max_connections() -> float:
-    """How many connections the limit of descriptors allows, now."""
+    """The number of connections that the limit of descriptors allows now."""
     if sys.platform == "win32":
         return math.inf
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

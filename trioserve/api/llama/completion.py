@@ -48,7 +48,7 @@ from trioserve.types import Chunk, Finished, GenerationParams, Progress, Prompt,
 
 @attrs.frozen(kw_only=True, slots=False)
 class LlamaRequest(GenerationRequest):
-    """What the routes that continue a prompt have in common."""
+    """The fields of the routes that continue a prompt."""
 
     unsupported = UNSUPPORTED_IN_LLAMA
     has_max_logprobs: ClassVar[bool] = False
@@ -60,7 +60,6 @@ class LlamaRequest(GenerationRequest):
 
     @property
     def asked_probs(self) -> tuple[int, str | None]:
-        """How many candidates to report for each token."""
         return self.n_candidates, None
 
 
@@ -152,7 +151,7 @@ class TokenizeRequest(RequestBody):
 
     @property
     def is_vllm(self) -> bool:
-        """Whether the answer has vLLM's form."""
+        """True if the answer has vLLM's form."""
         return self.prompt is not None or self.chat is not None
 
 

@@ -12,9 +12,9 @@ from trioserve.api.base.answers import Answer
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import RequestBody, field
 from trioserve.api.base.models import Models
+from trioserve.api.base.output import generation_settings
 from trioserve.api.base.reply import Reply, json
 from trioserve.api.base.routes import Query, Routes, manages, quiet
-from trioserve.api.base.settings import generation_settings
 from trioserve.api.openapi import gives, takes
 from trioserve.errors import InvalidRequestError, NotSupportedError, UnavailableError
 from trioserve.server.generation.requests import cache_owner
@@ -196,7 +196,7 @@ class _MoveTimings(Answer):
 
 
 class SlotAction(Answer):
-    """What was done with a slot."""
+    """The result of a command to a slot."""
 
     id_slot: int
     filename: str | UnsetType = UNSET

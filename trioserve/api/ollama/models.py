@@ -40,7 +40,7 @@ OLLAMA_VERSION = "0.14.0"
 #: When a model is unloaded that is not: clients take it for "never".
 _NEVER = datetime(2318, 1, 1, tzinfo=UTC)
 
-#: What llama.cpp says after the name of a quantization, and what others write.
+#: Words of llama.cpp after the name of a quantization, and the letters of others.
 _SIZES = {"Small": "_S", "Medium": "_M", "Large": "_L"}
 _NUMBER = re.compile(r"-?\d+")
 
@@ -109,7 +109,7 @@ class OllamaVersion(Answer):
 
 
 class OllamaStatus(Answer):
-    """How far a command has come."""
+    """The progress of a command."""
 
     status: str
 
@@ -168,7 +168,7 @@ _NOT_SHOWN = frozenset({"general.name", "tokenizer.chat_template"})  # as in Oll
 
 
 def _parameters(defaults: GenerationParams, n_ctx: int) -> dict[str, Any]:
-    """What holds for requests that do not say, by Ollama's names; a context of 0 is not known."""
+    """The defaults of requests, by Ollama's names; a context of 0 is not known."""
     sampling = defaults.sampling
     return {
         **({"num_ctx": n_ctx} if n_ctx else {}),
@@ -190,7 +190,7 @@ def _pairs(parameters: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _value(key: str, value: Any) -> Any:
-    """Read a value that llama.cpp gives as text. In ``general`` only whole numbers are no text."""
+    """Read a value that llama.cpp gives as text. In ``general`` all but whole numbers is text."""
     if not isinstance(value, str):
         return value
     if _NUMBER.fullmatch(value) and len(value) < 20:

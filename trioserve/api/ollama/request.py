@@ -1,4 +1,4 @@
-"""What requests for text may hold on Ollama's routes, made by `fields.structure`.
+"""The request classes of Ollama's routes for text, made by `fields.structure`.
 
 Beside Ollama's fields they take those that all routes share, such as ``seed`` or ``timeout``; what
 ``options`` says wins. What is fixed when a model is loaded is a flag of the server, and an option
@@ -84,7 +84,7 @@ def _by_flag(flag: str, *values: Any) -> Only:
 class ContextOptions(RequestBody):
     """The option of requests that generate nothing."""
 
-    #: What is fixed when a model is loaded; the values that are taken are Ollama's defaults.
+    #: Options that are fixed when a model is loaded. The accepted values are Ollama's defaults.
     unsupported: ClassVar[Mapping[str, Only]] = {
         "num_batch": _by_flag("--batch-size"),
         "num_gpu": _by_flag("--n-gpu-layers", -1),
@@ -256,7 +256,7 @@ def _answering(message: Message, unanswered: list[tuple[str, str]]) -> Message:
 
 @json_type()
 def continues_final_message(body: Mapping[str, Any]) -> bool:
-    """Whether the last message, which `read_messages` has checked, is the assistant's to continue.
+    """Judge if the assistant continues the last message, which `read_messages` has checked.
 
     Raises:
         InvalidRequestError: it calls a tool, and so waits for a result.
@@ -342,7 +342,7 @@ def _format(body: Mapping[str, Any]) -> Grammar | None:
 
 @attrs.frozen(kw_only=True, slots=False)
 class OllamaRequest(ThinkingRequest, GenerationRequest):
-    """What ``/api/chat`` and ``/api/generate`` have in common."""
+    """The fields of ``/api/chat`` and ``/api/generate``."""
 
     model_names = ("model", "name")
     stream: bool = True
@@ -353,7 +353,7 @@ class OllamaRequest(ThinkingRequest, GenerationRequest):
 
     @property
     def asked_probs(self) -> tuple[int, str | None]:
-        """How many candidates to report for each token; one is the token that was chosen."""
+        """See `GenerationRequest.asked_probs`; one candidate is the token that was chosen."""
         n = max(1, self.top_logprobs or 0) if self.logprobs else 0
         return n, None if self.top_logprobs is None else "top_logprobs"
 
@@ -391,7 +391,6 @@ class OllamaChatRequest(OllamaRequest):
 
     @property
     def chat_params(self) -> ChatParams:
-        """What the prompt depends on, beside the messages, and what becomes of the output."""
         return ChatParams(
             **self.thinking_params,
             tools=self.tools,
@@ -425,7 +424,6 @@ class OllamaGenerateRequest(OllamaRequest):
 
     @property
     def chat_params(self) -> ChatParams:
-        """What the prompt depends on, beside the messages, and what becomes of the output."""
         return ChatParams(**self.thinking_params, parse_tools=False)
 
     def __attrs_post_init__(self) -> None:

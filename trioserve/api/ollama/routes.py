@@ -57,7 +57,7 @@ routes = Routes(of_model=True)
 
 
 def _waiting(kind: type[Part]) -> Waiting:
-    """How a client of a route is answered whose model is not loaded."""
+    """The answers of a route to a client whose model is not loaded."""
 
     def answer(fields: Mapping[str, Any]) -> Any:
         """Answer a request that asks for nothing but the model's memory back."""
@@ -189,7 +189,7 @@ _EUCLIDEAN, _NONE = 2, -1
     }
 )
 def _texts(value: Any) -> tuple[str, ...]:
-    """Read `input`; an empty text alone is none."""
+    """Read `input`; a single empty text is left out."""
     if isinstance(value, list):
         return strings(value)
     if not isinstance(value, str):

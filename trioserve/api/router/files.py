@@ -1,4 +1,4 @@
-"""How a router describes its models: by their files, and by what their processes have told."""
+"""Descriptions of the models of a router: by their files, and by the reports of their processes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def download(name: str, progress: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
-    """Describe the state of a model. Omits unknown values, and the failure if there is none."""
+    """Describe the state of a model. Unknown values are left out."""
     written: dict[str, Any] = {
         "value": state.value.value,
         "args": list(state.args or entry.args),
@@ -90,7 +90,7 @@ def _status(entry: ModelEntry, state: ModelState) -> dict[str, Any]:
 
 
 class Files:
-    """What the files of models say. Read once each, in threads."""
+    """The contents of model files. Each is read once, in a thread."""
 
     def __init__(self) -> None:
         self._summaries: dict[ModelEntry, GgufSummary | None] = {}
@@ -108,7 +108,7 @@ class Files:
         return self._summaries[entry]
 
     async def modalities(self, entries: Iterable[ModelEntry]) -> Mapping[str, Modalities]:
-        """What models take beside text, by their files, which need not be there."""
+        """The modalities of models, by their files, which may be missing."""
         entries = list(entries)
         if new := [one for one in entries if one not in self._modalities]:
             found = await trio.to_thread.run_sync(lambda: [_modalities_of(one) for one in new])
@@ -176,7 +176,7 @@ def _abilities(config: Config, template: str) -> list[str]:
     if config.serves_embeddings:
         return ["embedding"] if config.embeddings and not config.reranking else []
     try:
-        # Whether it fills gaps is in its vocabulary, which is not looked at.
+        # The tokens for gaps are in the vocabulary, which is not read.
         return abilities(
             ChatTemplate(source_of(template)),
             fills_gaps=False,

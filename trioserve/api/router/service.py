@@ -283,7 +283,7 @@ class RouterService(Lender):
     async def _measured(
         self, name: str, query: Mapping[str, str], caller: Caller, *, as_json: bool
     ) -> str:
-        """Write the metrics of a model. Raises NotSupportedError where there are none."""
+        """Write the metrics of a model. Raises NotSupportedError: it has no metrics."""
         caller.may_load = may_load(self.config.models_autoload, query, caller)
         server = await self.use(name, caller)
         metrics.check(server.config)

@@ -1,4 +1,4 @@
-"""Requests for models that are not loaded yet: they wait, and their streams say so meanwhile."""
+"""Requests that wait for their model to be loaded, and the pings of their streams."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def fields_of(route: Route, incoming: Incoming) -> Mapping[str, Any]:
 
 
 def may_load(default: bool, query: Mapping[str, str], caller: Caller) -> bool:
-    """Whether a model may be loaded for a request.
+    """Read the permission to load a model for a request.
 
     Raises:
         InvalidRequestError: its query has no such value.
@@ -143,7 +143,7 @@ class _Late:
         Raises:
             TrioServeError: as `work`, before that.
         """
-        # What the request holds is opened and closed in the task that waits.
+        # The task that waits opens and closes the resources of the request.
         own = attrs.evolve(caller, resources=AsyncExitStack(), on_wait=self._note)
         caller.limits_left = lambda: own.limits_left()
         await caller.open(alongside(partial(self._wait, own, work)))

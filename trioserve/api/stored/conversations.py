@@ -12,7 +12,7 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import PART, RequestBody, field, json_type, list_schema, objects
 from trioserve.api.base.reply import Reply, json, long_json
 from trioserve.api.base.routes import Query, Routes
-from trioserve.api.base.uploaded import bring
+from trioserve.api.base.stored import bring
 from trioserve.api.openai.responses.input import read_input
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState

@@ -21,7 +21,7 @@ from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import Json, Reply, long_json
 from trioserve.api.base.routes import Query, Responder, Route, Routes
-from trioserve.api.base.stored_as import StoredAs
+from trioserve.api.base.stored import StoredAs
 from trioserve.api.openai.responses import events
 from trioserve.api.openai.responses.request import StoringRequest
 from trioserve.api.openapi import gives, takes

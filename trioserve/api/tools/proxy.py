@@ -173,7 +173,7 @@ async def _exchange(
     """Send a request; returns when the answer begins.
 
     Raises:
-        ProxyError: there is none.
+        ProxyError: it does not answer.
         ProxyTimeoutError: it took too long.
     """
     try:

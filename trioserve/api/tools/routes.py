@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 routes = Routes()
 
-#: What is up to the client is in headers.
+#: Headers with the arguments that are up to the client.
 _IN_HEADERS = {"cwd": "X-Tool-Cwd", "runtime": "X-Tool-Runtime", "resp_type": "X-Resp-Type"}
 
 #: Characters of output that are kept for a client that does not read; more are lost.

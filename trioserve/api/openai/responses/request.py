@@ -37,7 +37,7 @@ from trioserve.api.base.fields import (
     text,
 )
 from trioserve.api.base.request_schemas import of_class, of_fields
-from trioserve.api.base.stored_as import NOT_STORED, StoredAs
+from trioserve.api.base.stored import NOT_STORED, StoredAs
 from trioserve.api.base.thinking import ReasoningOptions
 from trioserve.api.base.web import HostedTools
 from trioserve.api.openai.responses.input import Conversation, read_input

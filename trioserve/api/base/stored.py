@@ -1,10 +1,12 @@
-"""Finds the ids of uploaded files in a request, and puts the files in their places."""
+"""The store in requests: how a response is stored, and the uploaded files that are named."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from trioserve.api.base import limits
 from trioserve.api.base.body import SHORT_BODY
@@ -15,6 +17,29 @@ from trioserve.fair_limiter import offload
 
 if TYPE_CHECKING:
     from trioserve.api.base.models import Models
+
+
+@attrs.frozen
+class StoredAs:
+    """The decision about storing a response.
+
+    Attributes:
+        id: of the response; empty: any.
+        repeated: fields of the response that tell how it is stored.
+        before: stored items, which stand before the client's.
+    """
+
+    id: str = ""
+    repeated: Mapping[str, Any] = attrs.field(factory=dict)
+    before: Sequence[Mapping[str, Any]] = ()
+
+
+#: A response that is not stored.
+NOT_STORED = StoredAs()
+
+
+# -- uploaded files
+
 
 #: The types of parts, sources and results that may be an uploaded file.
 _KINDS = ("file", "input_file", "input_image", "computer_screenshot")
