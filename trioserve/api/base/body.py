@@ -205,10 +205,10 @@ def check_json(value: Any) -> None:
             if isinstance(each, str):
                 each.encode()
             elif isinstance(each, list | dict):
-                if depth == limits.MAX_DEPTH:
-                    raise RecursionError
                 inner += each  # the names in an object
                 inner += each.values() if isinstance(each, dict) else ()
+        if depth == limits.MAX_DEPTH and any(isinstance(each, list | dict) for each in level):
+            raise RecursionError
         level, depth = inner, depth + 1
 
 
