@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings, strategies as st
-from hypothesis.stateful import rule, run_state_machine_as_test
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
 
-from tests.engine.test_scheduler import N_CTX, CheckpointMachine, EngineMachine
+from tests.engine.test_scheduler import SPLIT, CheckpointMachine, EngineMachine, run_machine
 from tests.support.scripted_media import prompt_of
-from trioserve.engine.encoder import MediaEncoder
+from trioserve.engine.encoder import MediaEncoder, needs
 from trioserve.errors import EncodeError
 from trioserve.testing import ScriptedProjector
 from trioserve.types import Failed, MediaChunk, Prompt
@@ -74,8 +74,8 @@ class MediaMachine(EngineMachine):
             self.cancelled.add(task_id)
             self.engine.step()
             self._read()
-            wanted = any(slot.needs(chunk) for slot in self.engine._scheduler.slots)
-            assert wanted or self.projector.is_interrupted, "what nobody wants is encoded"
+            wanted = any(needs(slot, chunk) for slot in self.engine._scheduler.slots)
+            assert wanted or self.projector.is_interrupted, "an unwanted chunk is encoded"
 
         self.projector.on_encode = cancel
         self.encoder.encode_next()
@@ -93,14 +93,6 @@ class MediaMachine(EngineMachine):
         assert size == self.encoder._size <= self.encoder.limit
 
 
-class WholeMediaMachine(MediaMachine):
-    """The same with images that are decoded whole, and a part of the cache for each sequence."""
-
-    n_cells, n_positions, is_causal = 6, 6, False
-    n_seqs = 5
-    n_ctx_seq = N_CTX // 5
-
-
 class MediaCheckpointMachine(MediaMachine, CheckpointMachine):
     """The same with a model that can append, start again, or go back to a checkpoint."""
 
@@ -108,16 +100,18 @@ class MediaCheckpointMachine(MediaMachine, CheckpointMachine):
     has_drafters = False
 
 
-class MediaWindowMachine(MediaCheckpointMachine):
-    """That with images that are decoded whole, and sequences whose last cells are theirs alone."""
-
-    n_cells, n_positions, is_causal = 4, 4, False
-    window = 30
+#: Images that are decoded whole.
+WHOLE: dict[str, object] = {"n_positions": 4, "n_cells": 4, "is_causal": False}
 
 
 @pytest.mark.parametrize(
-    "machine", [MediaMachine, WholeMediaMachine, MediaCheckpointMachine, MediaWindowMachine]
+    ("machine", "fields"),
+    [
+        (MediaMachine, {}),
+        (MediaMachine, {**WHOLE, **SPLIT}),
+        (MediaCheckpointMachine, {}),
+        (MediaCheckpointMachine, {**WHOLE, "window": 30}),
+    ],
 )
-def test_the_invariants_hold(machine: type[MediaMachine]) -> None:
-    quick = settings(max_examples=35, stateful_step_count=30, deadline=None)
-    run_state_machine_as_test(machine, settings=quick)
+def test_the_invariants_hold(machine: type[MediaMachine], fields: dict[str, object]) -> None:
+    run_machine(machine, 35, **fields)

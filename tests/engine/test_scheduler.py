@@ -44,7 +44,7 @@ from trioserve.types.task import shared_length
 
 N_CTX = 160
 
-#: What ends the reasoning that all outputs are.
+#: Ends the reasoning that all outputs are.
 THOUGHT = "..!"
 
 #: Prompts that share a beginning more often than not.
@@ -52,7 +52,7 @@ prompts = st.builds(
     str.__add__, st.sampled_from(["", "a" * 10, "a" * 20]), st.text("ab", min_size=1, max_size=10)
 )
 
-#: Who sends a prompt; empty: everybody.
+#: The owners of prompts; empty: all clients.
 owners = st.sampled_from(["", "", "x"])
 
 
@@ -146,11 +146,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.paused: set[int] = set()
 
     def make_projector(self) -> ScriptedProjector | None:
-        """Without eyes."""
         return None
 
     def make_prompt(self, text: str, divergence_points: list[int]) -> tuple[Prompt, str]:
-        """Make a prompt; returns how the script sees it, too."""
         return Prompt(text.encode(), divergence_points=divergence_points), text
 
     def has_room(self, backend: ScriptedBackend) -> None:
@@ -231,11 +229,10 @@ class EngineMachine(RuleBasedStateMachine):
             work_left = self.engine.step()
             if check_each or not left:  # to check brings the books up to date
                 self.engine.check_integrity()
-            assert work_left or self.waits_for_others(), "slots that nobody reads are held"
+            assert work_left or self.waits_for_others(), "a request waits for a paused one's slot"
             self._read()
 
     def waits_for_others(self) -> bool:
-        """Whether the engine may do nothing, because nobody waits for it."""
         return not self.engine._scheduler.waiting
 
     def _read(self) -> None:
@@ -257,7 +254,7 @@ class EngineMachine(RuleBasedStateMachine):
         return False
 
     def _known(self, task_id: int) -> int:
-        """How much of a prompt may be in the cache: what those it shares with have or say."""
+        """Count the cells of a prompt that may be cached: texts of others with the same root."""
         prompt = self.cells[task_id]
         texts = (
             (*self.cells[other], *self.whole(other).encode())
@@ -272,7 +269,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.whole(task_id).startswith(text)
 
     def whole(self, task_id: int) -> str:
-        """What a task must say, if nothing ends it early."""
+        """The whole output of a task, if nothing ends it early."""
         begun = "".join(f"<{id_}:{scale:g}>" for id_, scale in self.adapters[task_id])
         whole = begun + self.prompts[task_id].upper()
         n = self.budgets[task_id]
@@ -324,7 +321,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.call(work, slot_id=slot_id)
 
     def teardown(self) -> None:
-        """Whatever happened: everybody comes to an end, and everything is freed."""
+        """All requests end, and everything is freed."""
         for task_id in self.paused:
             self.engine.resume(task_id)
         for _ in range(10_000):
@@ -343,38 +340,6 @@ class EngineMachine(RuleBasedStateMachine):
         return False
 
 
-class SplitCacheMachine(EngineMachine):
-    """The same with a part of the cache for each sequence."""
-
-    n_seqs = 5
-    n_ctx_seq = N_CTX // 5
-
-
-class ElasticCacheMachine(EngineMachine):
-    """That with parts that are each as long as the whole context."""
-
-    n_seqs = 5
-    is_elastic = True
-
-
-class CopiesMachine(ElasticCacheMachine):
-    """That with some room for copies."""
-
-    n_ctx_copies = 30
-
-
-class ElasticDraftMachine(CopiesMachine):
-    """That with drafters."""
-
-    has_drafters = True
-
-
-class UncuttableMachine(EngineMachine):
-    """The same with a model that can only append or start again."""
-
-    can_cut = False
-
-
 class CheckpointMachine(EngineMachine):
     """The same with a model that can append, start again, or go back to a checkpoint."""
 
@@ -387,103 +352,43 @@ class CheckpointMachine(EngineMachine):
         self.backend.on_rewind = lambda: next(outcomes)
 
 
-class WindowMachine(CheckpointMachine):
-    """That with sequences whose last cells are theirs alone."""
-
-    window = 30
-
-
-class SplitCheckpointMachine(CheckpointMachine):
-    """That with a part of the cache for each sequence."""
-
-    n_seqs = 5
-    n_ctx_seq = N_CTX // 5
+SPLIT: dict[str, object] = {"n_seqs": 5, "n_ctx_seq": N_CTX // 5}
+ELASTIC: dict[str, object] = {"n_seqs": 5, "is_elastic": True}
+COPIES: dict[str, object] = {**ELASTIC, "n_ctx_copies": 30}
 
 
-class ShortWindowMachine(CheckpointMachine):
-    """That with sequences that can be cut while they are short."""
-
-    cuttable = 20
-
-
-class ElasticCheckpointMachine(CheckpointMachine):
-    """That with parts that are each as long as the whole context."""
-
-    n_seqs = 5
-    is_elastic = True
-
-
-class ElasticShortWindowMachine(ElasticCheckpointMachine):
-    """And that with sequences that can be cut while they are short."""
-
-    cuttable = 20
-    n_ctx_copies = 30
-
-
-class SideBySideMachine(EngineMachine):
-    """The same with tokens that are sampled by several threads, and no end to what is kept."""
-
-    n_spare_cores = 2
-    max_idle = None
-
-
-class DraftMachine(EngineMachine):
-    """The same with drafters, of which one is often right and one now and then."""
-
-    has_drafters = True
-
-
-class AdapterDraftMachine(DraftMachine):
-    """That with runs that cannot share a batch, nor what they compute."""
-
-    n_adapters = 2
-
-
-class ForcedDraftMachine(DraftMachine):
-    """That with a grammar that forces a few tokens at a time."""
-
-    n_forced = 4
-
-
-class UncuttableForcedMachine(UncuttableMachine):
-    """The same with a grammar, and with a model that can only append or start again."""
-
-    n_forced = 4
-
-
-class NoSpareMachine(EngineMachine):
-    """The same with no sequences and no RAM to keep anything in."""
-
-    n_seqs = 5
-    cache_ram = 0
+def run_machine(machine: type[EngineMachine], n_examples: int, **fields: object) -> None:
+    quick = settings(max_examples=n_examples, stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(type(machine.__name__, (machine,), fields), settings=quick)
 
 
 @pytest.mark.parametrize(
-    "machine",
+    "fields",
     [
-        EngineMachine,
-        SplitCacheMachine,
-        CopiesMachine,
-        ElasticCacheMachine,
-        ElasticDraftMachine,
-        UncuttableMachine,
-        CheckpointMachine,
-        WindowMachine,
-        SplitCheckpointMachine,
-        ElasticCheckpointMachine,
-        ShortWindowMachine,
-        ElasticShortWindowMachine,
-        SideBySideMachine,
-        DraftMachine,
-        AdapterDraftMachine,
-        ForcedDraftMachine,
-        UncuttableForcedMachine,
-        NoSpareMachine,
+        {},
+        SPLIT,
+        ELASTIC,
+        {**COPIES, "has_drafters": True},
+        {"n_spare_cores": 2, "max_idle": None},  # threads sample, and idle cells are kept
+        {"has_drafters": True, "n_adapters": 2},
+        {"has_drafters": True, "n_forced": 4},
+        {"can_cut": False},
+        {"can_cut": False, "n_forced": 4},
+        {"n_seqs": 5, "cache_ram": 0},
     ],
+    ids=str,
 )
-def test_the_invariants_hold(machine: type[EngineMachine]) -> None:
-    quick = settings(max_examples=25, stateful_step_count=30, deadline=None)
-    run_state_machine_as_test(machine, settings=quick)
+def test_the_invariants_hold(fields: dict[str, object]) -> None:
+    run_machine(EngineMachine, 25, **fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"window": 30}, SPLIT, ELASTIC, {"cuttable": 20}, {**COPIES, "cuttable": 20}],
+    ids=str,
+)
+def test_the_invariants_hold_with_checkpoints(fields: dict[str, object]) -> None:
+    run_machine(CheckpointMachine, 25, **fields)
 
 
 @pytest.mark.parametrize(
@@ -497,7 +402,7 @@ def test_the_invariants_hold(machine: type[EngineMachine]) -> None:
         ({}, {}, 32, False),  # not worth a wait
     ],
 )
-def test_one_waits_for_what_another_is_about_to_prefill(
+def test_a_request_follows_another_that_prefills_their_prefix(
     leader: dict[str, object], follower: dict[str, object], n_shared: int, waits: bool
 ) -> None:
     harness = Harness(ScriptedBackend(n_slots=2, n_batch=16))
@@ -538,8 +443,7 @@ def test_a_run_starts_when_it_fits_beside_the_others_with_one_token_more(
     prompt: str, options: dict[str, object], fits: bool
 ) -> None:
     harness = Harness(ScriptedBackend(n_slots=2, n_seqs=3, n_ctx=100))
-    harness.submit(1, "z" * 35, max_tokens=1)
-    harness.run()
+    harness.complete(1, "z" * 35, max_tokens=1)
     harness.submit(2, "a" * 50, max_tokens=3)
     harness.step()
     harness.submit(3, prompt, max_tokens=1, **options)
@@ -547,57 +451,6 @@ def test_a_run_starts_when_it_fits_beside_the_others_with_one_token_more(
     assert harness.admitted == ([1, 2, 3] if fits else [1, 2])
     harness.run()
     assert harness.admitted == [1, 2, 3] and harness.text(3) == prompt[0].upper()
-
-
-@pytest.mark.parametrize(("n_tokens", "held"), [(70, [30, 70]), (71, [71])])
-def test_unused_cells_stay_as_long_as_there_is_room(n_tokens: int, held: list[int]) -> None:
-    harness = Harness(ScriptedBackend(n_slots=1, n_seqs=2, n_ctx=100, n_batch=100))
-    for task_id, prompt in enumerate(("a" * 30, "b" * n_tokens), 1):
-        harness.submit(task_id, prompt, max_tokens=1)
-        harness.run()
-    assert sorted(len(seq) for seq in harness.backend.sequences if seq) == held
-
-
-@pytest.mark.parametrize(("draft", "n_said"), [("ELL", 5), ("ELLO", 2)])
-def test_a_draft_that_does_not_fit_is_dropped_before_it_is_decoded(draft: str, n_said: int) -> None:
-    harness = Harness(ScriptedBackend(n_slots=2, n_ctx=21))
-    for task_id, prompt in enumerate(("hello wo", "other it"), 1):
-        harness.submit(task_id, prompt)
-    harness.step()
-    slot, n_decodes = harness.engine._scheduler.slots[0], harness.backend.n_decodes
-    harness.engine._scheduler.propose([(slot, draft.encode())])
-    harness.step()
-    assert (len(harness.text(1)), harness.backend.n_decodes) == (n_said, n_decodes + 1)
-
-
-def test_what_was_saved_and_restored_is_prefilled_no_more() -> None:
-    harness = Harness()
-    harness.submit(1, "hello world", max_tokens=1)
-    harness.run()
-    engine, scheduler = harness.engine, harness.engine._scheduler
-    saved = engine.save_slot(0, "")
-    assert bytes(saved.keys) == b"hello world"
-    assert engine.erase_slot(0, "") == 11
-    assert engine.erase_slot(0, "") == 0 and scheduler.cache.held.taken == 0
-    engine.restore_slot(1, saved)
-    assert scheduler.slots[1].kept == list(b"hello world")
-    harness.submit(2, "hello world!", max_tokens=1)
-    harness.run()
-    assert harness.finish(2).timings.cache_n == 11
-
-
-@pytest.mark.parametrize("change", ["cancel", "pause"])
-def test_the_next_one_gets_the_slot_of_one_that_leaves(change: str) -> None:
-    harness = Harness(ScriptedBackend(n_slots=1))
-    for task_id in (1, 2):
-        harness.submit(task_id, "hello")
-    harness.step()
-    getattr(harness.engine, change)(1)
-    harness.run()
-    assert harness.text(2) == "HELLO" and harness.text(1) == "H"
-    harness.engine.resume(1)
-    harness.run()
-    assert harness.text(1) == ("H" if change == "cancel" else "HELLO")
 
 
 def test_others_go_on_while_one_waits_for_the_slot_it_asks_for() -> None:

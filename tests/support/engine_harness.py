@@ -83,6 +83,11 @@ class Harness:
                 return
         raise AssertionError("the engine does not come to an end")
 
+    def complete(self, task_id: int, prompt: str, *args: Any, **options: Any) -> None:
+        """Submit a task, and run until nothing is left to do."""
+        self.submit(task_id, prompt, *args, **options)
+        self.run()
+
     def text(self, task_id: int) -> str:
         return "".join(event.text for event in self.events[task_id] if isinstance(event, Chunk))
 

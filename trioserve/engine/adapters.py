@@ -11,7 +11,7 @@ from trioserve.types import AdapterInfo, Adapters
 
 
 class AdapterBackend(Protocol):
-    """What a backend does with LoRA adapters."""
+    """The part of a backend that loads, sets and frees LoRA adapters."""
 
     @property
     def adapters(self) -> Sequence[AdapterInfo]:
@@ -23,23 +23,17 @@ class AdapterBackend(Protocol):
     def set_adapters(self, adapters: Adapters) -> None:
         """Use these LoRA adapters, and no others, from the next `decode` on.
 
-        Raises:
-            DecodeError: it cannot.
+        Raises DecodeError: it cannot.
         """
 
     def try_adapter(self, path: Path) -> None:
         """Try the file of a LoRA adapter, from any thread. Blocks.
 
-        Raises:
-            ModelLoadError: it cannot be used.
+        Raises ModelLoadError: it cannot be used.
         """
 
     def add_adapter(self, path: Path) -> int:
-        """Load a LoRA adapter; returns its id.
-
-        Raises:
-            ModelLoadError: it cannot be used.
-        """
+        """Load a LoRA adapter; returns its id. Raises ModelLoadError: it cannot be used."""
 
     def remove_adapter(self, id_: int) -> None:
         """Free a LoRA adapter that is not set."""
@@ -70,7 +64,6 @@ class AdapterTable:
 
     @property
     def infos(self) -> Sequence[AdapterInfo]:
-        """The adapters, as `Backend` has them."""
         return self._backend.adapters
 
     def check(self, adapters: Adapters) -> None:

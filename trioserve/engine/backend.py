@@ -1,4 +1,4 @@
-"""What the engine asks of the world below it: a model that decodes batches and samples tokens.
+"""The engine's view of the world below it: a model that decodes batches and samples tokens.
 
 `trioserve.llama` implements this with llama.cpp, `trioserve.testing` with a script. Every method
 is called from the inference thread only, except those of `Vocab`, which any thread may call.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import attrs
 import numpy as np
@@ -63,7 +63,7 @@ class Drafter(Protocol):
 
     @property
     def is_free(self) -> bool:
-        """Whether a guess takes next to no time.
+        """True if a guess takes next to no time.
 
         Then the drafter is asked for a new guess as soon as all of the last one was right, or a
         token of it was wrong, and the guess is compared with the output even where it does not pay
@@ -119,15 +119,33 @@ class MediaPiece:
     stop: int  # its last cell + 1
     pos: int  # the position at which the chunk begins in the sequence
     seq: int
-    logits: bool  # whether the last cell gets logits
+    logits: bool  # the last cell gets logits
+
+    @classmethod
+    def of(
+        cls, text: Prompt, start: int, stop: int, embeddings: Embeddings, seq: int, *, logits: bool
+    ) -> Self:
+        """Describe the cells ``start <= i < stop`` of a text, which are of one chunk."""
+        span = text.span_from(start)
+        assert span is not None
+        first, chunk = span
+        return cls(
+            chunk=chunk,
+            embeddings=embeddings,
+            start=start - first,
+            stop=stop - first,
+            pos=text.position(first),
+            seq=seq,
+            logits=logits,
+        )
 
 
 class Projector(Protocol):
     """Turns media into embeddings. It comes with a model, and fits only that one."""
 
-    #: Whether it takes images, and so the frames of videos.
+    #: It takes images, and so the frames of videos.
     sees: bool
-    #: Whether it takes sound.
+    #: It takes sound.
     hears: bool
     #: Samples a second of the sound that it takes; 0: it takes none.
     audio_rate: int
@@ -136,7 +154,7 @@ class Projector(Protocol):
     def max_chunk(self) -> int:
         """The most cells of a chunk that is decoded whole; 0: there are no such chunks."""
 
-    #: What chunks take in memory for each of their cells before they are encoded, roughly.
+    #: The rough size in memory of a chunk, for each of its cells, before it is encoded.
     bytes_per_cell: int
 
     def prepare(
@@ -151,8 +169,7 @@ class Projector(Protocol):
         May be called from any thread. `check` gets the number of cells so far, now and then, and
         what it raises ends the work.
 
-        Raises:
-            InvalidMediaError: the model cannot take one of the media; `index` is its part.
+        Raises InvalidMediaError: the model cannot take one of the media; `index` is its part.
         """
 
     def encode(self, chunk: MediaChunk) -> Embeddings:
@@ -175,7 +192,7 @@ class Vocab(Protocol):
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens there are; ids run from 0 to ``n_tokens - 1``."""
+        """The number of tokens; ids run from 0 to ``n_tokens - 1``."""
 
     @property
     def pieces(self) -> Sequence[bytes]:
@@ -191,7 +208,7 @@ class Vocab(Protocol):
 
     @property
     def max_token_bytes(self) -> int:
-        """How many bytes of a text a token stands for at most."""
+        """The most bytes of a text that one token stands for."""
 
     @property
     def end_of_generation(self) -> frozenset[TokenId]:
@@ -199,7 +216,7 @@ class Vocab(Protocol):
 
     @property
     def bos(self) -> TokenId:
-        """The token that begins a text; -1: there is none."""
+        """The token that begins a text; -1: texts begin without one."""
 
     @property
     def fim(self) -> FimTokens:
@@ -249,8 +266,7 @@ class Sampler(Protocol):
 
         `sample` would return them one by one. None ends the output.
 
-        Raises:
-            EngineError: the grammar cannot be followed.
+        Raises EngineError: the grammar cannot be followed.
         """
 
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
@@ -299,7 +315,7 @@ class Batch(Protocol):
 
 
 class KVMemory(Protocol):
-    """What the sequences of a backend hold. Their ids run from 0 to ``n_seqs - 1``."""
+    """The contents of the sequences of a backend. Their ids run from 0 to ``n_seqs - 1``."""
 
     def remove(self, seq: int, start: int) -> bool:
         """Remove the positions from `start` on; returns whether it could. From 0 on, it can."""
@@ -323,7 +339,7 @@ class KVMemory(Protocol):
         """The last position that a sequence holds, -1 when it is empty."""
 
     def size(self, seq: int, *, partial: bool = False) -> int:
-        """How many bytes `save` would return."""
+        """The number of bytes that `save` would return."""
 
     def save(self, seq: int, *, partial: bool = False) -> bytes:
         """Return the state of a sequence, for `restore`.
@@ -353,18 +369,22 @@ class ModelBackend(Protocol):
     n_ctx_seq: int
     #: The most tokens in one batch.
     n_batch: int
-    #: How many requests may run at the same time.
+    #: The most requests that run at the same time.
     n_slots: int
-    #: How many sequences there are; ids run from 0 to ``n_seqs - 1``.
+    #: The number of sequences; ids run from 0 to ``n_seqs - 1``.
     n_seqs: int
-    #: How many threads may compute a batch of few tokens, and one of many.
-    #:
-    #: Each is a range from the fewest to the most; the most are used at first. A range of one
-    #: number is fixed.
+    #: The numbers of threads that may compute a batch of few tokens, and one of many: each a range
+    #: from the fewest to the most, which are used at first.
     thread_choices: tuple[range, range]
 
     def set_threads(self, count: int) -> None:
         """Compute with `count` threads from the next batch on."""
+
+    def interrupt(self) -> None:
+        """End the running batch within milliseconds, or else the next one. From any thread.
+
+        Has no effect on a batch that cannot be undone without a loss.
+        """
 
     def close(self) -> None:
         """Free everything. Closing twice is fine."""
@@ -393,23 +413,19 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
     n_spare_cores: int
     #: Bytes of RAM that states outside the KV cache may take; None: as many as is configured.
     spare_ram: int | None
-    #: Whether all sequences share the cells, so that a copy moves no data.
+    #: All sequences share the cells, so that a copy moves no data.
     unified: bool
-    #: Whether sequences that share no cells may be longer than an equal part of `n_ctx`. A copy
+    #: Sequences share no cells, and may be longer than an equal part of `n_ctx`. A copy
     #: of one is then made at once, from its state.
     is_elastic: bool
     #: Cells beyond `n_ctx` that copies may take in an elastic cache: what several sequences share
     #: counts once until these are in use. In any other cache 0.
     n_ctx_copies: int
-    #: Cells at the end of each sequence that it may share with no other; 0: there are none.
-    #:
-    #: They count where there could be too few of them: in a cache for sliding windows that is no
-    #: larger than `n_ctx`.
+    #: Cells at the end of each sequence that it cannot share with others. They count where there
+    #: could be too few of them: in a cache for sliding windows that is no larger than `n_ctx`.
     window: int
-    #: Whether a sequence can be cut at any position.
-    #:
-    #: False for recurrent and hybrid models, and for sliding windows: these can only be cleared,
-    #: or go back to a checkpoint.
+    #: Sequences can be cut at any position. Those of recurrent and hybrid models, and of sliding
+    #: windows, can only be cleared, or go back to a checkpoint.
     can_cut: bool
     #: The width of the sliding window in tokens, if it alone prevents cuts at any position; else 0.
     #: A cache may hold more: see `KVMemory.first`. With `can_cut`, a unified one may lose some.
@@ -435,7 +451,7 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
         """Make a context for embeddings, which keeps the weights. Raises ModelLoadError."""
 
     def decode(self) -> None:
-        """Run the batch. On `KVCacheFullError` the cache is as it was before.
+        """Run the batch.
 
         Raises:
             KVCacheFullError: not enough free cells; nothing has changed.
@@ -450,17 +466,10 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
         Raises what `decode` raises.
         """
 
-    def interrupt(self) -> None:
-        """End the running decode within milliseconds, or else the next one. From any thread.
-
-        Has no effect on a decode that cannot be undone without a loss.
-        """
-
     def check_sampling(self, params: SamplingParams) -> None:
         """Refuse parameters that `sampler` would refuse. From any thread.
 
-        Raises:
-            InvalidRequestError: a value is invalid for this model; `param` names the field.
+        Raises InvalidRequestError: a value is invalid for this model; `param` names the field.
         """
 
     def compile(self, grammar: Grammar, owner: str = "") -> Constraint:
@@ -499,8 +508,7 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
         Returns 32 hexadecimal digits for the model and the settings of the context, and a text for
         each LoRA adapter. A state fits every context with the same.
 
-        Raises:
-            OSError: a file cannot be read.
+        Raises OSError: a file cannot be read.
         """
 
     def write_state(self, path: Path, saved: SlotState) -> int:
@@ -527,7 +535,7 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
 #: Shape (rows, width).
 Matrix = NDArray[np.float32]
 
-#: How the embedding of a text is made of those of its tokens: not at all, their mean, the first
+#: Ways to make the embedding of a text from those of its tokens: not at all, their mean, the first
 #: one, the last one, or scores that a head makes of one of them.
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 
@@ -539,17 +547,17 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
     """
 
     vocab: Vocab
-    #: What makes embeddings of media, for cells of them; None: the model takes text only.
+    #: Makes embeddings of media, for cells of them; None: the model takes text only.
     projector: Projector | None
     #: The texts of one `compute`, one per sequence, from position 0 on or continued.
     batch: Batch
     pooling: str
     #: Numbers in an embedding; with pooling "rank", scores of a text, one for each class.
     width: int
-    #: What the classes are called, as far as the model says; and whether their scores add up to 1.
+    #: The names of the classes, as far as the model has them; and if their scores add up to 1.
     labels: Sequence[str] = ()
     scores_are_probs: bool = False
-    #: Whether a text may come in parts, one batch after another. Its tokens see only those before.
+    #: A text may come in parts, one batch after another. Its tokens see only those before.
     can_split: bool
 
     @abc.abstractmethod
@@ -558,30 +566,16 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
 
         Of a document with more tokens than `most`, only the first ones are in it.
 
-        Raises:
-            InvalidRequestError: one of them cannot be encoded.
+        Raises InvalidRequestError: one of them cannot be encoded.
         """
 
     @abc.abstractmethod
     def compute(self) -> None:
-        """Run the batch.
-
-        Raises:
-            KVCacheFullError: there was no room; nothing has changed.
-            DecodeInterruptedError: `interrupt` was called; nothing has changed.
-            DecodeError: any other failure; the contents of the sequences are unknown.
-        """
+        """Run the batch. Raises as `Backend.decode`."""
 
     @abc.abstractmethod
     def compute_media(self, piece: MediaPiece) -> None:
         """Run a batch of cells of a chunk. Raises as `compute`."""
-
-    @abc.abstractmethod
-    def interrupt(self) -> None:
-        """End the batch that runs, or else the next one, if that can be undone without a loss.
-
-        From any thread.
-        """
 
     @abc.abstractmethod
     def pooled(self, seq: int) -> Matrix:
@@ -589,12 +583,12 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
 
     @abc.abstractmethod
     def rows(self, start: int, stop: int) -> Matrix:
-        """Return the embeddings of rows of the last batch, where there is no pooling."""
+        """Return the embeddings of rows of the last batch, of a model without pooling."""
 
     @abc.abstractmethod
     def forget(self, seq: int) -> None:
         """Remove all tokens of a sequence."""
 
 
-#: What a loader may return. The kind decides which requests a server accepts.
+#: A model, as a loader returns it. The kind decides which requests a server accepts.
 AnyBackend = Backend | EmbeddingBackend

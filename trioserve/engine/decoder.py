@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from trioserve.engine.backend import AnyBackend, Backend, MediaPiece
+from trioserve.engine.backend import AnyBackend, Backend
 from trioserve.engine.encoder import MediaEncoder
 from trioserve.engine.helpers import start
 from trioserve.engine.planner import StepPlan
@@ -29,7 +29,7 @@ class Watch:
     seconds: float
     end: float  # when it is overdue (monotonic)
     is_hopeless: Callable[[], bool]
-    #: Whether it was ended early.
+    #: It was ended early.
     has_ended: bool = False
 
 
@@ -73,7 +73,6 @@ class Watchdog:
             self._watch = None
 
     def close(self) -> None:
-        """End the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -105,7 +104,7 @@ class Watchdog:
 
 
 def _has_lost_cores(threads: int, start: float, cpu_start: float) -> bool:
-    """Whether the threads got less of the cores since then than they could have used."""
+    """True if the threads got less of the cores since then than they could have used."""
     cpu_seconds, seconds = process_time() - cpu_start, monotonic() - start
     return threads - cpu_seconds / seconds > LOST_CORES
 
@@ -139,7 +138,7 @@ class Threads:
         self._most = max(choices[-1] for choices in backend.thread_choices)
         self._set = 0  # the number set last; 0: none, so the backend has its first number
         self._now, self._since = (self._light.threads, self._heavy.threads), monotonic()
-        self._told = self._now
+        self._logged = self._now
         self.rest()
 
     def start(self) -> None:
@@ -148,7 +147,6 @@ class Threads:
             self._watchdog.start()
 
     def close(self) -> None:
-        """End the watchdog's thread."""
         if self._watchdog is not None:
             self._watchdog.close()
 
@@ -197,9 +195,9 @@ class Threads:
                 break
             governor.give_up(step)  # it is computed again
         governor.observe(step)
-        is_news = self._told != self._now and now - self._since > LASTING_S
-        if is_news or self._now != (self._light.threads, self._heavy.threads):
-            self._tell(now)
+        has_lasted = self._logged != self._now and now - self._since > LASTING_S
+        if has_lasted or self._now != (self._light.threads, self._heavy.threads):
+            self._log_change(now)
 
     def rest(self) -> None:
         """Leave all cores to the encoder: there is no step to compute."""
@@ -209,10 +207,8 @@ class Threads:
     def _run_beside(
         self, encoder: MediaEncoder, n_tokens: int, compute: Callable[[], None]
     ) -> None:
-        """Compute while the encoder does, which has half of the threads.
-
-        All of them together would wait for each other at every node of both graphs.
-        """
+        """Compute while the encoder does, which has half of the threads."""
+        # All of them together would wait for each other at every node of both graphs.
         light, heavy = self._backend.thread_choices
         choices = heavy if n_tokens >= HEAVY else light
         # The same for steps of all sizes: an encoding with more of them would begin again.
@@ -228,16 +224,16 @@ class Threads:
             self._backend.set_threads(threads)
             self._set = threads
 
-    def _tell(self, now: float) -> None:
+    def _log_change(self, now: float) -> None:
         """Log a change once it has lasted."""
         numbers = self._light.threads, self._heavy.threads
         if numbers != self._now:
             self._now, self._since = numbers, now
         else:
             event = "more threads again"
-            if sum(numbers) < sum(self._told):
+            if sum(numbers) < sum(self._logged):
                 event = "fewer threads, because other processes use the cores"
-            self._told = numbers
+            self._logged = numbers
             _log.info(event, threads=numbers[0], threads_batch=numbers[1])
 
 
@@ -254,7 +250,7 @@ class Interrupts:
     def __init__(self, interrupt: Callable[[], None], is_cancelled: Callable[[int], bool]) -> None:
         self._interrupt, self._is_cancelled = interrupt, is_cancelled
         self._task_id: int | None = None
-        #: Whether the last batch was.
+        #: The last batch was.
         self.was_interrupted = False
 
     @contextmanager
@@ -276,8 +272,7 @@ class Interrupts:
         interrupted nothing. So look for one after the note: each cancel is in the inbox by then,
         or finds the note.
 
-        Raises:
-            DecodeInterruptedError: there is one, so the batch need not be computed.
+        Raises DecodeInterruptedError: there is one, so the batch need not be computed.
         """
         if n_cells < n_others or (n_others and self.was_interrupted):
             return
@@ -303,21 +298,15 @@ class BatchDecoder:
 
     Args:
         backend: decodes.
-        is_cancelled: see `Interrupts`.
+        interrupts: ends a decode when its task is cancelled.
         encoder: see `Threads`.
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        is_cancelled: Callable[[int], bool],
-        encoder: MediaEncoder | None = None,
+        self, backend: Backend, interrupts: Interrupts, encoder: MediaEncoder | None
     ) -> None:
         self.threads = Threads(backend, backend.interrupt, encoder)
-        self._backend = backend
-        self._interrupts = Interrupts(backend.interrupt, is_cancelled)
-        #: As `Interrupts` has it.
-        self.cancel = self._interrupts.cancel
+        self._backend, self._interrupts = backend, interrupts
         self._adapters: Adapters = ()  # that the backend has set
 
     def unset_adapters(self) -> None:
@@ -329,8 +318,7 @@ class BatchDecoder:
     def decode(self, plan: StepPlan) -> list[int]:
         """Decode one batch; returns the row to sample from of each slot in it.
 
-        Raises:
-            DecodeError: as `Backend.decode`, and when the adapters cannot be used.
+        Raises DecodeError: as `Backend.decode`, and when the adapters cannot be used.
         """
         if plan.adapters != self._adapters:
             self._backend.set_adapters(plan.adapters)
@@ -344,8 +332,9 @@ class BatchDecoder:
             if plan.is_media:
                 pieces, rows = plan.media(), list[int]()
                 self._begin(plan)
-                decode = partial(_decode_media, self._backend, pieces, rows)
-                self.threads.run(plan.n_cells, decode)
+                self.threads.run(
+                    plan.n_cells, lambda: rows.extend(self._backend.decode_media(pieces))
+                )
                 return rows
             rows = plan.fill(self._backend.batch)
             if plan.others and plan.n_cells > MIN_INTERRUPTED:
@@ -360,7 +349,3 @@ class BatchDecoder:
         task_id, n_cells = largest.slot.request.task.id, largest.n_cells
         if n_cells >= MIN_INTERRUPTED:
             self._interrupts.begin(task_id, n_cells, plan.n_cells - n_cells)
-
-
-def _decode_media(backend: Backend, pieces: list[MediaPiece], rows: list[int]) -> None:
-    rows[:] = backend.decode_media(pieces)

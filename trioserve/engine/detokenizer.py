@@ -47,7 +47,7 @@ class Detokenizer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the bytes so far end with a whole character."""
+        """True if the bytes so far end with a whole character."""
         return not self.tail
 
     def flush(self) -> str:
@@ -78,10 +78,7 @@ class _Stops:
         self._held = ""
 
     def release(self, text: str, *, final: bool) -> tuple[str, str]:
-        """Take the next text; return what may be shown, and the string that follows it, or "".
-
-        With `final`, no more text comes.
-        """
+        """Take the next text; return what may be shown, and the string that follows it, or ""."""
         text = self._held + text
         start, stop, cut = self.find(text)
         self._held = "" if stop or final else text[cut:]
@@ -172,10 +169,7 @@ class _Answer:
         return len(text) - len(answer)
 
     def _answer(self, text: str, *, final: bool) -> tuple[int, str]:
-        """Read text of the answer; return how much of it to show, and the stop string after it.
-
-        Where another part begins, the text up to there is shown.
-        """
+        """Read text of the answer; return how much of it to show, and the stop string after it."""
         marker = self._aside.start
         if not self._begun:
             bare = text.lstrip(_BLANKS)

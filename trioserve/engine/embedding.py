@@ -19,10 +19,10 @@ import attrs
 import numpy as np
 
 from trioserve.engine.backend import EmbeddingBackend, Embeddings, Matrix, MediaPiece
-from trioserve.engine.decoder import Interrupts, Threads
-from trioserve.engine.encoder import Encoded
+from trioserve.engine.decoder import Threads
+from trioserve.engine.encoder import Encoded, needs
 from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, Submit
-from trioserve.engine.queue import QueuedRequest, WaitingQueue
+from trioserve.engine.queue import QueuedRequest, WaitingQueue, waiting_status
 from trioserve.errors import (
     DecodeError,
     DecodeInterruptedError,
@@ -38,7 +38,6 @@ from trioserve.types import (
     Admitted,
     Embedded,
     EmbeddingTask,
-    EngineCounters,
     EngineStatus,
     Failed,
     MediaChunk,
@@ -68,33 +67,23 @@ class Piece:
 
     @property
     def text(self) -> Prompt:
-        """The text that it is of."""
         return self.request.task.texts[self.index]
 
     @property
     def n_cells(self) -> int:
-        """How many cells are in the batch."""
         return self.stop - self.start
-
-    def media(self) -> MediaPiece:
-        """Describe the cells of a chunk to compute."""
-        span = self.text.span_from(self.start)
-        assert span is not None and self.embeddings is not None
-        first, chunk = span
-        return MediaPiece(
-            chunk=chunk,
-            embeddings=self.embeddings,
-            start=self.start - first,
-            stop=self.stop - first,
-            pos=self.text.position(first),
-            seq=self.seq,
-            logits=True,
-        )
 
     @property
     def is_last(self) -> bool:
-        """Whether the text ends here."""
+        """True if the text ends here."""
         return self.stop == len(self.text)
+
+    def media(self) -> MediaPiece:
+        """Describe the cells of a chunk to compute."""
+        assert self.embeddings is not None
+        return MediaPiece.of(
+            self.text, self.start, self.stop, self.embeddings, self.seq, logits=True
+        )
 
 
 @attrs.define
@@ -107,6 +96,7 @@ class Room:
     takes_long: bool  # a text that comes in parts may begin
 
 
+@attrs.define(eq=False)
 class EmbeddingState(QueuedRequest):
     """The state of a task in the engine.
 
@@ -114,28 +104,28 @@ class EmbeddingState(QueuedRequest):
     """
 
     task: EmbeddingTask
+    slot: int = -1
+    index: int = 0
+    start: int = 0
+    n_done: int = 0  # cells
+    n_missing: int = attrs.field(init=False)  # texts
+    awaits_media: bool = False  # the next one is of a chunk that is not encoded yet
+    _parts: list[list[Matrix]] = attrs.field(init=False)
+    #: Its chunks, each with its text, and where it ends there. Those that are done go first.
+    _media: deque[tuple[int, int, MediaChunk]] = attrs.field(init=False, factory=deque)
 
-    def __init__(self, task: EmbeddingTask) -> None:
-        super().__init__(task)
-        self.slot = -1
-        self.index = 0
-        self.start = 0
-        self.n_missing = len(task.texts)
-        self.n_done = 0  # cells
-        self.awaits_media = False  # the next one is of a chunk that is not encoded yet
-        self._parts: list[list[Matrix]] = [[] for _ in task.texts]
-        #: Its chunks, each with its text, and where it ends there. Those that are done go first.
-        self._media: deque[tuple[int, int, MediaChunk]] = deque()
-        if task.prompt.media:
+    def __attrs_post_init__(self) -> None:
+        texts = self.task.texts
+        self.n_missing, self._parts = len(texts), [[] for _ in texts]
+        if self.task.prompt.media:
             self._media.extend(
                 (index, start + chunk.n_cells, chunk)
-                for index, text in enumerate(task.texts)
+                for index, text in enumerate(texts)
                 for start, chunk in text.spans
             )
 
-    @property
-    def chunk(self) -> MediaChunk | None:
-        """The chunk that the next cell is of; None: that is a token, or there is none."""
+    def media_now(self) -> MediaChunk | None:
+        """Return the chunk that the next cell is of, unless that is a token."""
         if not self._media or self.index == len(self.task.texts):
             return None
         return self.task.texts[self.index].part_from(self.start)[1]
@@ -147,16 +137,11 @@ class EmbeddingState(QueuedRequest):
         return [chunk for _, _, chunk in self._media]
 
     def advance(self, piece: Piece) -> None:
-        """Note that a piece is in the batch."""
         self.index, self.start = (
             (piece.index + 1, 0) if piece.is_last else (piece.index, piece.stop)
         )
 
-    def go_back(self, piece: Piece) -> None:
-        """Undo `advance`. Call it for the last piece first."""
-        self.index, self.start = piece.index, piece.start
-
-    def take(self, piece: Piece, embeddings: Matrix, pooling: str) -> None:
+    def add(self, piece: Piece, embeddings: Matrix, pooling: str) -> None:
         """Take the embeddings of a piece.
 
         The embeddings of a text's parts are combined by the kind of pooling: a weighted mean of the
@@ -174,45 +159,29 @@ class EmbeddingState(QueuedRequest):
         self.n_missing -= piece.is_last
 
     def embeddings(self) -> tuple[Matrix, ...]:
-        """Return a matrix for each text, once all are there."""
+        """Return a matrix for each text, once all are there.
+
+        Raises OutputError: the model made something that is not a number.
+        """
+        if not all(bool(np.isfinite(part).all()) for parts in self._parts for part in parts):
+            raise OutputError("The model made embeddings with numbers that are not finite.")
         return tuple(
             parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in self._parts
         )
 
-    def is_finite(self) -> bool:
-        """Whether all that the model made are numbers."""
-        return all(bool(np.isfinite(part).all()) for parts in self._parts for part in parts)
-
     def timings(self) -> Timings:
-        """How long it took, at its end."""
         assert self.admitted_at is not None
         return Timings(
-            queue_ms=(self.admitted_at - self.submitted_at) * 1e3,
+            queue_ms=self.queue_ms,
             prompt_n=self.n_done,
             prompt_ms=(monotonic() - self.admitted_at) * 1e3,
         )
 
-    @staticmethod
-    def slot_status(slot: int, n_ctx: int, request: EmbeddingState | None) -> SlotStatus:
-        """Describe a slot, with the request that has it, if one has."""
-        return SlotStatus(
-            id=slot,
-            state="idle" if request is None else "prefill",
-            n_ctx=n_ctx,
-            task_id=None if request is None else request.task.id,
-            n_prompt=0 if request is None else len(request.task.prompt),
-            n_past=0 if request is None else request.n_done,
-            n_cached=0,
-            n_decoded=0,
-            paused=False,
-            encoding=request is not None and request.awaits_media,
-        )
-
 
 def _go_back(pieces: Sequence[Piece]) -> None:
-    """Undo what `advance` did: nothing was computed."""
+    """Undo what `EmbeddingState.advance` did: nothing was computed."""
     for piece in reversed(pieces):
-        piece.request.go_back(piece)
+        piece.request.index, piece.request.start = piece.index, piece.start
 
 
 class EmbeddingEngine(EngineLoop):
@@ -220,8 +189,7 @@ class EmbeddingEngine(EngineLoop):
 
     Args:
         backend: the model. The engine owns it, and closes it when its thread ends.
-        notify: called, from the engine's thread, once after each step that left events in the
-            outbox. It must not block.
+        notify: see `EngineLoop`.
     """
 
     def __init__(self, backend: EmbeddingBackend, notify: Callable[[], None]) -> None:
@@ -239,13 +207,11 @@ class EmbeddingEngine(EngineLoop):
         self._free_slots = list(reversed(range(backend.n_slots)))
         #: The one text that comes in parts, from its first part to its last.
         self._long: Piece | None = None
-        #: Whose text waits for the end of it. No other long one begins before that.
+        #: The request whose text waits for the end of it. No other long one begins before that.
         self._next_long: EmbeddingState | None = None
         self._max_pieces = backend.n_seqs
         self._was_media = False  # the last batch
-        self._interrupts = Interrupts(backend.interrupt, self.inbox.has_cancel)
         self._is_blocked = False  # until a command comes: all that runs waits for media
-        self._counters = EngineCounters()
 
     @property
     def longest(self) -> int:
@@ -256,7 +222,6 @@ class EmbeddingEngine(EngineLoop):
     # -- from any thread
 
     def check(self, task: Task | EmbeddingTask) -> None:
-        """Refuse a task that can never run; raises what `submit` raises."""
         self.check_works()
         if not isinstance(task, EmbeddingTask):
             raise NotSupportedError("This engine makes embeddings, and no text.")
@@ -282,16 +247,10 @@ class EmbeddingEngine(EngineLoop):
         self.check_media(text, param)
         text.check(self.vocab.n_tokens, param)
 
-    def cancel(self, task_id: int) -> None:
-        """Drop a task. A batch that is mostly of its texts ends within milliseconds."""
-        super().cancel(task_id)
-        self._interrupts.cancel(task_id)
-
     # -- on the inference thread
 
     @property
     def has_work(self) -> bool:
-        """Whether a task can be computed now."""
         return not self._is_blocked and bool(self._running or len(self._waiting))
 
     def _obey(self, command: Command) -> None:
@@ -300,21 +259,20 @@ class EmbeddingEngine(EngineLoop):
             case Submit(EmbeddingTask() as task):
                 self._waiting.push(EmbeddingState(task))
             case Cancel(task_id):
-                self._cancel(task_id)
+                self._waiting.remove(task_id)
+                for request in [one for one in self._running if one.task.id == task_id]:
+                    self._remove(request)
+                self._retract(task_id)
                 self._ask_for_media()
-            case Encoded(chunk, error):
-                if error is not None:
-                    self._fail_all_with(chunk, error)
+            case Encoded(chunk, TrioServeError() as error):
+                for request in list(self._running):
+                    if needs(request, chunk):
+                        self._fail(request, error)
+                self._ask_for_media()
+                assert self.encoder is not None
+                self.encoder.settle(chunk)
             case Pause():
-                pass  # there are no tokens that a reader could leave unread
-
-    def _cancel(self, task_id: int) -> None:
-        self._waiting.remove(task_id)
-        for request in self._running:
-            if request.task.id == task_id:
-                self._remove(request)
-                break
-        self._retract(task_id)
+                pass  # no reader can leave tokens unread
 
     def _remove(self, request: EmbeddingState) -> None:
         """Remove a request from its slot, and its cells from the context."""
@@ -325,6 +283,10 @@ class EmbeddingEngine(EngineLoop):
             self._long = None
         if self._next_long is request:
             self._next_long = None
+
+    def _fail(self, request: EmbeddingState, error: TrioServeError) -> None:
+        self._remove(request)
+        self._emit(Failed(request.task.id, error))
 
     def _step(self) -> bool:
         counters = self._counters
@@ -366,35 +328,11 @@ class EmbeddingEngine(EngineLoop):
             request.admitted_at = self.heartbeat
             request.slot = self._free_slots.pop()
             self._running.append(request)
-            self._emit(
-                Admitted(request.task.id, (request.admitted_at - request.submitted_at) * 1e3)
-            )
-
-    # -- media
+            self._emit(Admitted(request.task.id, request.queue_ms))
 
     def _ask_for_media(self) -> None:
-        """Ask the encoder for the media of all requests, and mark the requests that wait for it."""
-        if self.encoder is None:
-            return
-        self.encoder.want(
-            {
-                request.task.id: ahead
-                for request in self._running
-                if (ahead := request.media_ahead())
-            }
-        )
-        for request in self._running:
-            chunk = request.chunk
-            request.awaits_media = chunk is not None and self.encoder.get(chunk) is None
-
-    def _fail_all_with(self, chunk: MediaChunk, error: TrioServeError) -> None:
-        """End the requests that need a chunk which cannot be encoded."""
-        assert self.encoder is not None
-        for request in list(self._running):
-            if any(one.id == chunk.id for one in request.media_ahead()):
-                self._fail(request, error)
-        self._ask_for_media()
-        self.encoder.settle(chunk)
+        if self.encoder is not None:
+            self.encoder.serve({request.task.id: request for request in self._running})
 
     def _load(self) -> tuple[int, int]:
         return len(self._running), len(self._waiting)
@@ -420,7 +358,7 @@ class EmbeddingEngine(EngineLoop):
     def _pack_media(self) -> list[Piece]:
         """Take as much of one encoded chunk as fits."""
         for request in self._running:
-            chunk = request.chunk
+            chunk = request.media_now()
             if self.encoder is None or chunk is None or request.awaits_media:
                 continue
             piece = self._next_piece(request, self._room())
@@ -437,7 +375,8 @@ class EmbeddingEngine(EngineLoop):
         turns = deque(self._running)
         while turns and len(pieces) < self._max_pieces:
             request = turns.popleft()
-            piece = None if request.chunk is not None else self._next_piece(request, room)
+            is_media = request.media_now() is not None
+            piece = None if is_media else self._next_piece(request, room)
             if piece is None:
                 continue
             if piece.start == 0:
@@ -478,15 +417,13 @@ class EmbeddingEngine(EngineLoop):
     # -- one step: run
 
     def _compute(self, pieces: list[Piece]) -> bool:
-        """Run the batch; returns whether there are results."""
         compute = self._backend.compute
         if pieces[0].embeddings is not None:
             compute = partial(self._backend.compute_media, pieces[0].media())
-        n_cells = sum(piece.n_cells for piece in pieces)
         sizes = Counter[int]()
         for piece in pieces:
             sizes[piece.request.task.id] += piece.n_cells
-        task_id, largest = sizes.most_common(1)[0]
+        (task_id, largest), n_cells = sizes.most_common(1)[0], sizes.total()
         try:
             with self._interrupts.watching():
                 self._interrupts.begin(task_id, largest, n_cells - largest)
@@ -510,10 +447,6 @@ class EmbeddingEngine(EngineLoop):
         self._max_pieces = self._backend.n_seqs
         return True
 
-    def _fail(self, request: EmbeddingState, error: TrioServeError) -> None:
-        self._remove(request)
-        self._emit(Failed(request.task.id, error))
-
     # -- one step: collect
 
     def _collect(self, pieces: list[Piece]) -> None:
@@ -524,7 +457,7 @@ class EmbeddingEngine(EngineLoop):
                 embeddings = backend.rows(piece.first_row, piece.first_row + piece.n_cells)
             else:
                 embeddings = backend.pooled(piece.seq)
-            piece.request.take(piece, embeddings, backend.pooling)
+            piece.request.add(piece, embeddings, backend.pooling)
             if piece.is_last:
                 backend.forget(piece.seq)
                 if piece.start:
@@ -535,20 +468,18 @@ class EmbeddingEngine(EngineLoop):
             self._finish(request)
 
     def _finish(self, request: EmbeddingState) -> None:
-        slot = request.slot
-        self._remove(request)
-        if request.is_finite():
-            timings = request.timings()
+        try:
             embedded = Embedded(
                 task_id=request.task.id,
                 embeddings=request.embeddings(),
-                timings=timings,
-                slot_id=slot,
+                timings=request.timings(),
+                slot_id=request.slot,
             )
-            self._emit(embedded)
-        else:
-            error = OutputError("The model made embeddings with numbers that are not finite.")
-            self._emit(Failed(request.task.id, error))
+        except OutputError as error:
+            self._fail(request, error)
+            return
+        self._remove(request)
+        self._emit(embedded)
 
     # -- the end, and a look at it
 
@@ -563,17 +494,10 @@ class EmbeddingEngine(EngineLoop):
         self._backend.close()
 
     def status(self) -> EngineStatus:
-        """Describe the slots and the queue. Use it through `call`."""
-        n_ctx, now = self._backend.n_ctx_seq, monotonic()
-        running = {request.slot: request for request in self._running}
-        slots = range(self._backend.n_slots)
         n_held = 0 if self._long is None else self._long.stop
         return EngineStatus(
-            slots=tuple(EmbeddingState.slot_status(i, n_ctx, running.get(i)) for i in slots),
-            waiting=tuple(
-                request.waiting_status(position, now)
-                for position, request in enumerate(self._waiting, start=1)
-            ),
+            slots=self._slots(),
+            waiting=waiting_status(self._waiting),
             counters=attrs.evolve(
                 self._counters,
                 n_cells=self._backend.n_ctx,
@@ -582,3 +506,18 @@ class EmbeddingEngine(EngineLoop):
                 **self._threads.counters(),
             ),
         )
+
+    def _slots(self) -> tuple[SlotStatus, ...]:
+        n_ctx = self.n_ctx_seq
+        slots = [SlotStatus(id=i, state="idle", n_ctx=n_ctx) for i in range(self.n_slots)]
+        for request in self._running:
+            slots[request.slot] = SlotStatus(
+                id=request.slot,
+                state="prefill",
+                n_ctx=n_ctx,
+                task_id=request.task.id,
+                n_prompt=len(request.task.prompt),
+                n_past=request.n_done,
+                encoding=request.awaits_media,
+            )
+        return tuple(slots)

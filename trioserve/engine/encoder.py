@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -43,9 +43,27 @@ class _Job:
     work: float  # seconds that one thread would take, estimated
 
     def is_slow(self, count: int) -> bool:
-        """Whether it would end sooner if it began again with `count` threads."""
+        """True if it would end sooner if it began again with `count` threads."""
         elapsed = monotonic() - self.begin
         return self.work / count < self.work / self.threads - elapsed
+
+
+class MediaReader(Protocol):
+    """Computes the cells of texts one after the other: a slot, or a request for embeddings."""
+
+    #: Its next cell is of a chunk that is not encoded yet.
+    awaits_media: bool
+
+    def media_now(self) -> MediaChunk | None:
+        """Return the chunk that its next cell is of, unless that is a token."""
+
+    def media_ahead(self) -> list[MediaChunk]:
+        """List the chunks that are not computed whole, in their order."""
+
+
+def needs(reader: MediaReader, chunk: MediaChunk) -> bool:
+    """True if a reader has yet to get to a chunk, or one like it."""
+    return any(one.id == chunk.id for one in reader.media_ahead())
 
 
 class MediaEncoder:
@@ -60,7 +78,7 @@ class MediaEncoder:
         done: called, from the encoder's thread, when a chunk is encoded, or cannot be.
     """
 
-    #: Whether it has a thread. Without one, the caller runs `encode_next`.
+    #: It has a thread. Without one, the caller runs `encode_next`.
     has_thread = True
 
     def __init__(self, projector: Projector, done: Callable[[Encoded], None]) -> None:
@@ -85,10 +103,17 @@ class MediaEncoder:
         self._raised = ""  # the id of the last chunk that has begun again with more threads
         self._work_per_cell = FIRST_WORK  # seconds that it takes a thread, of the last chunk
         self._n_encoded, self._seconds = 0, 0.0
-        #: Whether something is being encoded, or about to be. Each step asks that.
+        #: Something is being encoded, or about to be. Each step asks that.
         self.is_busy = False
 
     # -- from the inference thread
+
+    def serve(self, readers: Mapping[int, MediaReader]) -> None:
+        """Encode what readers, by their requests, have ahead, and mark those that wait for it."""
+        self.want({id_: ahead for id_, one in readers.items() if (ahead := one.media_ahead())})
+        for one in readers.values():
+            chunk = one.media_now()
+            one.awaits_media = chunk is not None and self.get(chunk) is None
 
     def want(self, wishes: Mapping[int, Sequence[MediaChunk]]) -> None:
         """Encode the chunks that requests have not decoded yet, in the order of each request.
@@ -153,7 +178,6 @@ class MediaEncoder:
             start(self._thread)
 
     def close(self) -> None:
-        """End the thread and its encoding."""
         with self._changed:
             self._closed, self._wishes = True, {}
             self._changed.notify()
@@ -219,11 +243,7 @@ class MediaEncoder:
         self.is_busy = self._job is not None or self._next() is not None
 
     def _next(self) -> tuple[int, MediaChunk] | None:
-        """Choose a chunk to encode, and its request: the one whose last turn is longest ago.
-
-        For a request that has the chunk it needs next, later chunks are encoded ahead while there
-        is room.
-        """
+        """Choose a chunk to encode, and its request: the one whose last turn is longest ago."""
         for request in sorted(
             self._wishes, key=lambda request: (self._served.get(request, 0), request)
         ):
@@ -232,12 +252,12 @@ class MediaEncoder:
             chunk = next(missing, None)
             if chunk is None or chunk.id in self._failed:
                 continue
-            if chunk is first or self._has_room(chunk):
+            if chunk is first or self._has_room(chunk):  # later ones are encoded ahead
                 return request, chunk
         return None
 
     def _has_room(self, chunk: MediaChunk) -> bool:
-        """Whether a chunk fits beside the wanted chunks that are encoded."""
+        """True if a chunk fits beside the wanted chunks that are encoded."""
         wanted = [self._encoded[one] for one in self._wanted if one in self._encoded]
         bytes_per_cell = wanted[0].nbytes // len(wanted[0]) if wanted else 0
         return sum(one.nbytes for one in wanted) + chunk.n_cells * bytes_per_cell <= self.limit

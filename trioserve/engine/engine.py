@@ -1,14 +1,12 @@
 """The engine: one thread that takes tasks, runs steps, and emits their results.
 
-A step is schedule, decode, sample, emit. Everything but `Engine.run` is synchronous code that a
-test can call.
+A step is schedule, decode, sample, learn (`Engine._step`), and then `EngineLoop.step` emits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import monotonic
 
 import attrs
 
@@ -19,10 +17,11 @@ from trioserve.engine.cache.prefix_cache import DEFAULT_RULES, CheckpointRules, 
 from trioserve.engine.cache.ram_cache import CachedState
 from trioserve.engine.decoder import BatchDecoder
 from trioserve.engine.drafts.drafts import Drafts
-from trioserve.engine.encoder import Encoded
+from trioserve.engine.encoder import Encoded, needs
 from trioserve.engine.loop import Call, Cancel, Command, EngineLoop, Pause, Submit
 from trioserve.engine.output import Outputs, Sampled, SampledToken, SamplerPool
 from trioserve.engine.planner import Planner, StepPlan
+from trioserve.engine.queue import waiting_status
 from trioserve.engine.scheduler import Scheduler
 from trioserve.engine.slot import RequestState, Slot
 from trioserve.engine.strategy import BatchStrategy
@@ -42,7 +41,6 @@ from trioserve.types import (
     CacheRoot,
     Chunk,
     EmbeddingTask,
-    EngineCounters,
     EngineStatus,
     Failed,
     FinishReason,
@@ -102,7 +100,7 @@ class Engine(EngineLoop):
         )
         self._scheduler = Scheduler(backend, self._cache, self._planner)
         self.drafts = Drafts(self._scheduler, backend.drafters)
-        self._decoder = BatchDecoder(backend, self.inbox.has_cancel, self.encoder)
+        self._decoder = BatchDecoder(backend, self._interrupts, self.encoder)
         self.adapter_table = AdapterTable(
             backend,
             lambda: (one.task.root.adapters for one in self._scheduler.requests()),
@@ -111,7 +109,6 @@ class Engine(EngineLoop):
         )
         self._outputs = Outputs(self.vocab, self.n_ctx_seq, shifts=context_shift)
         self._samplers = SamplerPool(backend)
-        self._counters = EngineCounters()  # without the requests that have not ended
         #: That of the last step, if there is nothing to decide about the next one.
         self._plan: StepPlan | None = None
         self._slot_calls: list[Call] = []  # that wait until their slots are idle
@@ -121,12 +118,11 @@ class Engine(EngineLoop):
 
     @property
     def adapters(self) -> Sequence[AdapterInfo]:
-        """The LoRA adapters, as `Backend` has them."""
         return self._backend.adapters
 
     @property
     def keeps_checkpoints(self) -> bool:
-        """Whether `Prompt.divergence_points` help: sequences cannot be cut, and some are kept."""
+        """True if `Prompt.divergence_points` help: sequences cannot be cut, and some are kept."""
         return self._cache.keeps_checkpoints
 
     def check(self, task: Task | EmbeddingTask) -> None:
@@ -158,11 +154,6 @@ class Engine(EngineLoop):
             raise InvalidRequestError.at("id_slot", f"must be less than {self.n_slots}.")
         if task.root.adapters:
             self.adapter_table.check(task.root.adapters)
-
-    def cancel(self, task_id: int) -> None:
-        """Drop a task. A decode that is for its prompt ends within milliseconds."""
-        super().cancel(task_id)
-        self._decoder.cancel(task_id)
 
     # -- the texts of idle slots. Use these three methods through `call`
 
@@ -205,7 +196,6 @@ class Engine(EngineLoop):
 
     @property
     def has_work(self) -> bool:
-        """Whether a task runs or waits."""
         return self._scheduler.has_work
 
     def end_thinking(self, task_id: int) -> bool:
@@ -221,31 +211,17 @@ class Engine(EngineLoop):
         return True
 
     def _step(self) -> bool:
-        """Schedule, decode, sample, emit."""
-        plan, self._plan = self._plan, None
-        if plan is None:
-            plan = self._schedule()
-        try:
-            rows = self._decoder.decode(plan) if plan.n_cells else []
-        except DecodeError as error:
-            rows = []
-            self._give_back(plan, error)
-        if rows:
-            self._cache.held.append_each(plan.seqs, plan.keys)
-            for piece in plan.others:
-                piece.note(self._cache)
+        """Schedule, decode, sample, and learn what that took."""
+        plan, self._plan = self._plan or self._schedule(), None
+        if rows := self._decode(plan):
             self._sample(plan, rows)
-        seconds = self.clock() - self.heartbeat
-        self._counters.steps += 1
-        self._counters.step_s += seconds
-        if rows:
-            self._learn(plan, seconds)
+        self._learn(plan, has_decoded=bool(rows))
         if self._slot_calls:
             self._make_slot_calls()
-        if not rows or not plan.n_left or (self.drafts.is_on and not self.drafts.rest()):
-            return self._scheduler.has_work
-        self._plan = plan
-        return True
+        if rows and plan.n_left and not (self.drafts.is_on and not self.drafts.rest()):
+            self._plan = plan
+            return True
+        return self._scheduler.has_work
 
     def _schedule(self) -> StepPlan:
         """Decide what this step decodes."""
@@ -260,10 +236,24 @@ class Engine(EngineLoop):
             self._emit_admissions()
         return plan
 
-    def _give_back(self, plan: StepPlan, error: DecodeError) -> None:
-        """Nothing was decoded: try again without drafts or a request, or fail those in the plan."""
-        if isinstance(error, DecodeInterruptedError):
-            return  # the cancel that it was for comes before the next step
+    def _decode(self, plan: StepPlan) -> list[int]:
+        """Decode a plan; returns the row to sample from of each slot, or none if that failed."""
+        if not plan.n_cells:
+            return []
+        try:
+            rows = self._decoder.decode(plan)
+        except DecodeInterruptedError:
+            return []  # the cancel that it was for comes before the next step
+        except DecodeError as error:
+            self._recover(plan, error)
+            return []
+        self._cache.held.append_each(plan.seqs, plan.keys)
+        for piece in plan.others:
+            piece.note(self._cache)
+        return rows
+
+    def _recover(self, plan: StepPlan, error: DecodeError) -> None:
+        """Try again without drafts or a request, or fail those in the plan."""
         if isinstance(error, KVCacheFullError):
             if self._scheduler.drop_drafts():
                 return
@@ -289,7 +279,7 @@ class Engine(EngineLoop):
         for i in others:
             self._next_tokens(slots[i], requests[i], sampled[i], plan.pace)
         if is_steady:
-            plan.go_on(requests[i] for i in others)
+            plan.keep_repeating(requests[i] for i in others)
         elif plan.may_repeat and not self._scheduler.waiting:
             plan.repeat(self._scheduler.n_ctx - self._cache.held.taken)
 
@@ -316,7 +306,7 @@ class Engine(EngineLoop):
     def _score(self, slot: Slot, request: RequestState, row: int) -> bool:
         """Take the scores of a prompt up to a row, and emit them at its end; False: it failed."""
         try:
-            scores = self._scheduler.scores.take(request, slot.n_held, row)
+            scores = self._scheduler.scores.collect(request, slot.n_held, row)
         except TrioServeError as error:
             self._fail(slot, error)
             return False
@@ -357,7 +347,10 @@ class Engine(EngineLoop):
         if request.draft:
             self.drafts.settle(slot, new[: len(tokens) - 1])
         if chunk is not None:
-            self._fresh.append(request.with_drafts(chunk))
+            if request.n_drafted:
+                counts = request.n_drafted, request.n_accepted
+                chunk = attrs.evolve(chunk, drafts=counts)
+            self._fresh.append(chunk)
             if len(chunk.tokens) == request.n_output:
                 self._urgent = self._is_first = True
         if request.finish_reason is not None:
@@ -366,19 +359,22 @@ class Engine(EngineLoop):
             self._shift(slot, request)
 
     def _shift(self, slot: Slot, request: RequestState) -> None:
-        """Make room in a full context: the remaining tokens are prefilled at new positions.
-
-        Moving the positions in the KV cache would be faster, but other sequences may share the
-        cells, and the result would depend on tokens that are gone.
-        """
+        """Make room in a full context: the remaining tokens are prefilled at new positions."""
+        # Moving the positions in the KV cache would be faster, but other sequences may share the
+        # cells, and the result would depend on tokens that are gone.
         assert slot.seq is not None
         n_keep = request.shift(self.n_ctx_seq, int(self.info.add_bos))
         self._cache.held.cut(slot.seq, n_keep if self._backend.can_cut else 0)
         slot.in_decode = False
 
-    def _learn(self, plan: StepPlan, seconds: float) -> None:
+    def _learn(self, plan: StepPlan, *, has_decoded: bool) -> None:
         """Count what this step decoded, and report its cost to those who decide by it."""
         counters, now = self._counters, self.clock()
+        seconds = now - self.heartbeat
+        counters.steps += 1
+        counters.step_s += seconds
+        if not has_decoded:
+            return
         seconds -= plan.scheduling_s
         counters.decodes += 1
         counters.busy_slots += plan.n_slots
@@ -417,8 +413,7 @@ class Engine(EngineLoop):
                     self._counters.ram_tokens += request.cached
                 if progress := request.progress(slot.n_held, self._backend.n_batch):
                     self._emit(progress)
-            waited = request.admitted_at - request.submitted_at
-            self._emit(Admitted(request.task.id, waited * 1e3))
+            self._emit(Admitted(request.task.id, request.queue_ms))
         self._scheduler.admitted, self._scheduler.preempted = [], []
 
     def _note_prefill(self, slot: Slot, request: RequestState, n_cells: int) -> None:
@@ -478,7 +473,7 @@ class Engine(EngineLoop):
                 self._slot_calls.append(command)
                 self._make_slot_calls()
             case Encoded(chunk, error):
-                self._go_on_with(chunk, error)
+                self._take_encoded(chunk, error)
 
     def _fetch(self, request: RequestState) -> None:
         """Read the beginning of a request from disk, if that is worth it; it waits for that."""
@@ -502,11 +497,11 @@ class Engine(EngineLoop):
             else:
                 self._slot_calls.append(call)
 
-    def _go_on_with(self, chunk: MediaChunk, error: TrioServeError | None) -> None:
+    def _take_encoded(self, chunk: MediaChunk, error: TrioServeError | None) -> None:
         """Resume the requests that waited for a chunk, or end them if it cannot be encoded."""
         for slot in self._scheduler.slots:
             slot.awaits_media = False  # until the next step, which looks again
-            if error is not None and slot.needs(chunk):
+            if error is not None and needs(slot, chunk):
                 request = self._scheduler.release(slot)
                 self._end(request)
                 self._emit(Failed(request.task.id, error))
@@ -529,7 +524,6 @@ class Engine(EngineLoop):
             self._emit(Failed(request.task.id, error))
 
     def start_helpers(self) -> None:
-        """See `EngineLoop.start_helpers`."""
         super().start_helpers()
         self._samplers.start()
         self._decoder.threads.start()
@@ -537,7 +531,6 @@ class Engine(EngineLoop):
             self._disk.start()
 
     def end_helpers(self) -> None:
-        """See `EngineLoop.end_helpers`."""
         super().end_helpers()
         self._samplers.close()
         self._decoder.threads.close()
@@ -558,16 +551,12 @@ class Engine(EngineLoop):
         return len(scheduler.running()), len(scheduler.waiting) + len(scheduler.stalled)
 
     def status(self) -> EngineStatus:
-        """Describe the slots and the queue. Use it through `call`."""
-        scheduler, counters, now = self._scheduler, self._counters, monotonic()
+        scheduler, counters = self._scheduler, self._counters
         requests, n_ctx, is_on = list(scheduler.requests()), self.n_ctx_seq, self.drafts.is_on
         return EngineStatus(
             slots=tuple(slot.status(n_ctx, speculative=is_on) for slot in scheduler.slots),
             drafts=self.drafts.counts,
-            waiting=tuple(
-                request.waiting_status(position, now)
-                for position, request in enumerate(scheduler.queue(), start=1)
-            ),
+            waiting=waiting_status(scheduler.queue()),
             counters=attrs.evolve(
                 counters,
                 predicted_tokens=counters.predicted_tokens + sum(one.n_output for one in requests),

@@ -11,11 +11,7 @@ _REFUSED = "The model needs a thread that the system refuses: it limits threads 
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread. Raises ModelLoadError if the system refuses it.
-
-    Raises:
-        ModelLoadError: the system refuses it.
-    """
+    """Start a thread. Raises ModelLoadError if the system refuses it."""
     try:
         thread.start()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What every engine has: a thread, an inbox for commands, and an outbox for events."""
+"""The loop of every engine: a thread, an inbox for commands, and an outbox for events."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Any
 import attrs
 
 from trioserve.engine.backend import AnyBackend, Projector
+from trioserve.engine.decoder import Interrupts
 from trioserve.engine.encoder import Encoded, MediaEncoder
 from trioserve.errors import EngineError, InvalidMediaError, InvalidRequestError
 from trioserve.types import (
     AdapterInfo,
     Chunks,
     EmbeddingTask,
+    EngineCounters,
     EngineEvent,
     EngineStatus,
     Failed,
@@ -102,23 +104,18 @@ class Inbox:
                 self.is_settled = True
                 self._arrived.notify()
 
-    def take(self, *, wait: bool, seconds: float | None = None) -> list[Command]:
-        """Take all commands; with `wait`, sleep until there is one, at most for some seconds."""
+    def take(
+        self, until: Callable[[], bool] | None = None, seconds: float | None = None
+    ) -> list[Command]:
+        """Take all commands; sleep before that `until` something is true, or for some seconds."""
         with self._arrived:
-            if wait:
-                self._arrived.wait_for(lambda: bool(self.commands), seconds)
-            commands, self.commands = self.commands, []
-        return commands
-
-    def gather(self, seconds: float) -> list[Command]:
-        """Sleep until `settle`, at most for some seconds, and take all commands."""
-        with self._arrived:
-            self._arrived.wait_for(lambda: self.is_settled, seconds)
+            if until is not None:
+                self._arrived.wait_for(until, seconds)
             commands, self.commands = self.commands, []
         return commands
 
     def has_cancel(self, task_id: int) -> bool:
-        """Whether a cancel of a task is here that was not taken yet."""
+        """True if a cancel of a task is here that was not taken yet."""
         with self._arrived:
             return Cancel(task_id) in self.commands
 
@@ -151,14 +148,16 @@ class EngineLoop(abc.ABC):
         self.vocab = backend.vocab
         self.n_ctx_seq = backend.n_ctx_seq  # the most tokens of one text
         self.n_slots = backend.n_slots  # requests that are worked on at the same time
-        #: What makes embeddings of media; None: the model takes text only.
+        #: Makes embeddings of media; None: the model takes text only.
         self.projector: Projector | None = backend.projector
         self.inbox = Inbox()
         #: Runs the projector in a separate thread.
         self.encoder: MediaEncoder | None = None
         if self.projector is not None:
             self.encoder = MediaEncoder(self.projector, self.inbox.put)
+        self._interrupts = Interrupts(backend.interrupt, self.inbox.has_cancel)
         self._n_batch = backend.n_batch
+        self._counters = EngineCounters()
         #: The failure that stopped the engine; its cause is the original exception.
         self.failure: EngineError | None = None
         #: The inference thread, once it runs.
@@ -201,15 +200,18 @@ class EngineLoop(abc.ABC):
         self.inbox.put(Submit(task))
 
     def cancel(self, task_id: int) -> None:
-        """Drop a task: its place is free when the next step begins. No event follows."""
+        """Drop a task: its place is free when the next step begins. No event follows.
+
+        A batch that is mostly for its prompt, or for its texts, ends within milliseconds.
+        """
         self.inbox.put(Cancel(task_id))
+        self._interrupts.cancel(task_id)
 
     def pause(self, task_id: int) -> None:
         """Keep a task out of the steps until `resume`."""
         self.inbox.put(Pause(task_id))
 
     def resume(self, task_id: int) -> None:
-        """Resume a paused task."""
         self.inbox.put(Pause(task_id, paused=False))
 
     def call(
@@ -267,16 +269,10 @@ class EngineLoop(abc.ABC):
 
         With `wait`, sleep first while there is neither. Returns whether there is work left.
         """
-        is_idle = wait and not self._is_busy
-        commands: list[Command] = []
-        if is_idle or self.inbox.commands:  # no lock on the way of every step
-            commands = self.inbox.take(wait=is_idle, seconds=self._tidy_after)
-        if is_idle and not commands:
-            is_soon = self._tidy_after == SOON_S
-            if not self._tidy(is_soon=is_soon):
-                self._tidy_after = IDLE_S if is_soon else None
-        elif is_idle and not self.inbox.is_settled:
-            commands += self._gather()
+        if wait and not self._is_busy:
+            commands = self._wait()
+        else:  # no lock on the way of every step
+            commands = self.inbox.take() if self.inbox.commands else []
         for command in commands:
             try:
                 self._take(command)
@@ -305,12 +301,21 @@ class EngineLoop(abc.ABC):
             self._flush()
         return self._is_busy
 
-    def _gather(self) -> list[Command]:
-        """Wait for the tasks that arrive together with the first one, and tidy meanwhile."""
-        until = self.clock() + self.inbox.gather_s
-        while not self.inbox.is_settled and self._tidy(is_soon=True):
-            pass
-        return self.inbox.gather(max(0.0, until - self.clock()))
+    def _wait(self) -> list[Command]:
+        """Sleep until there are commands, or until it is time to tidy."""
+        inbox = self.inbox
+        commands = inbox.take(until=lambda: bool(inbox.commands), seconds=self._tidy_after)
+        if not commands:
+            is_soon = self._tidy_after == SOON_S
+            if not self._tidy(is_soon=is_soon):
+                self._tidy_after = IDLE_S if is_soon else None
+        elif not inbox.is_settled:  # other tasks arrive together with the first one
+            end = self.clock() + inbox.gather_s
+            while not inbox.is_settled and self._tidy(is_soon=True):
+                pass
+            seconds = max(0.0, end - self.clock())
+            commands += inbox.take(until=lambda: inbox.is_settled, seconds=seconds)
+        return commands
 
     def _take(self, command: Command) -> None:
         match command:
@@ -389,7 +394,7 @@ class EngineLoop(abc.ABC):
     @property
     @abc.abstractmethod
     def has_work(self) -> bool:
-        """Whether there is anything to do in a step."""
+        """True if there is anything to do in a step."""
 
     @abc.abstractmethod
     def status(self) -> EngineStatus:
@@ -397,7 +402,7 @@ class EngineLoop(abc.ABC):
 
     @abc.abstractmethod
     def _load(self) -> tuple[int, int]:
-        """How many tasks have a slot, and how many wait for one."""
+        """Count the tasks that have a slot, and those that wait for one."""
 
     @abc.abstractmethod
     def _obey(self, command: Command) -> None:

@@ -109,7 +109,6 @@ class SamplerPool:
             start_all(self._threads, self._n_threads)
 
     def close(self) -> None:
-        """End the threads. They have nothing to do between two steps."""
         if self._threads is not None:
             self._threads.shutdown()
 
@@ -301,7 +300,9 @@ class Outputs:
         params = request.task.params
         if request.n_output == self._max_tokens(request):
             return True
-        if not self._can_shift(request) and len(request.keys) >= self._n_ctx_seq:
+        # Media can be neither cut nor moved, so a context with media cannot make room.
+        can_shift = self._shifts and not request.task.prompt.media
+        if not can_shift and len(request.keys) >= self._n_ctx_seq:
             request.truncated = True
             return True
         if params.t_max_predict_ms and b"\n" in piece:  # only lines that are whole
@@ -309,12 +310,8 @@ class Outputs:
             return (request.last_token_at - request.first_token_at) * 1e3 > params.t_max_predict_ms
         return False
 
-    def _can_shift(self, request: RequestState) -> bool:
-        """Whether a full context can make room; media can be neither cut nor moved."""
-        return self._shifts and not request.task.prompt.media
-
     def _max_tokens(self, request: RequestState) -> int:
-        """How many tokens an output may have; -1: no limit but the context."""
+        """The most tokens of an output; -1: no limit but the context."""
         max_tokens = request.task.params.max_tokens
         return self._n_ctx_seq if self._shifts and max_tokens < 0 else max_tokens
 

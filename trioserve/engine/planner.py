@@ -16,7 +16,7 @@ from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.encoder import MediaEncoder
 from trioserve.engine.slot import RequestState, Slot, arrival
 from trioserve.engine.strategy import BatchStrategy, share_out
-from trioserve.types import Adapters, CellKey, MediaChunk
+from trioserve.types import Adapters, CellKey
 
 
 class AdapterTurns:
@@ -38,7 +38,6 @@ class AdapterTurns:
 
     @property
     def current(self) -> Adapters:
-        """The adapters that have the turn."""
         return self._order[0]
 
     def take(self, requested: Sequence[Adapters]) -> Adapters:
@@ -66,7 +65,6 @@ class Work:
 
     @property
     def has_draft(self) -> bool:
-        """True if a draft follows its cells."""
         return self.slot.request is not None and bool(self.slot.request.draft)
 
     def fill(self, batch: Batch) -> int:
@@ -91,7 +89,6 @@ class Work:
         return row
 
     def note(self, cache: PrefixCache) -> None:
-        """Note that they were decoded."""
         request, seq = self.slot.request, self.slot.seq
         assert request is not None and seq is not None
         start = len(seq.held)
@@ -103,24 +100,15 @@ class Work:
 class MediaWork(Work):
     """Decode the next `n_cells` cells of a chunk of media in a prompt."""
 
-    chunk: MediaChunk
     embeddings: Embeddings = attrs.field(repr=False)
 
     def piece(self) -> MediaPiece:
-        """Describe the cells for the backend."""
         request, seq = self.slot.request, self.slot.seq
         assert request is not None and seq is not None
-        span = request.task.prompt.span_from(len(seq.held))
-        assert span is not None and span[1] is self.chunk
-        start = len(seq.held) - span[0]
-        return MediaPiece(
-            chunk=self.chunk,
-            embeddings=self.embeddings,
-            start=start,
-            stop=start + self.n_cells,
-            pos=seq.position(span[0]),
-            seq=seq.id,
-            logits=len(seq.held) + self.n_cells == len(request.keys),
+        start, stop = len(seq.held), len(seq.held) + self.n_cells
+        logits = stop == len(request.keys)
+        return MediaPiece.of(
+            request.task.prompt, start, stop, self.embeddings, seq.id, logits=logits
         )
 
 
@@ -130,7 +118,7 @@ _LAST, _N_PLAIN = itemgetter(-1), attrgetter("n_plain")
 
 
 class StepPlan:
-    """What a step decodes: the newest tokens of outputs, drafts, and parts of prompts.
+    """The cells that a step decodes: the newest tokens of outputs, drafts, and parts of prompts.
 
     Nearly all of these are outputs without a draft, up to hundreds, so their data is in columns.
     A step with media has nothing else.
@@ -162,7 +150,7 @@ class StepPlan:
         self.streams, self.others, self.is_media = streams, others, is_media
         #: There is nothing but streams, so the next step is the same if nothing happens.
         self.may_repeat = False
-        #: How many of the next steps may be the same; see `repeat`.
+        #: The number of next steps that may be the same; see `repeat`.
         self.n_left = 0
         #: The part of it that is not the background's, if there is both at work.
         self.ahead: StepPlan | None = None
@@ -190,7 +178,6 @@ class StepPlan:
         return [*self.streams, *(piece.slot for piece in self.others)]
 
     def without_background(self) -> StepPlan:
-        """Make the plan that leaves the background out."""
         return StepPlan(
             [slot for slot in self.streams if not _is_background(slot)],
             [piece for piece in self.others if not _is_background(piece.slot)],
@@ -211,7 +198,7 @@ class StepPlan:
             self.task_ids = [request.task.id for request in self.requests]
             self.keys = list(map(_LAST, self.texts))
 
-    def go_on(self, looked_at: Iterable[RequestState]) -> None:
+    def keep_repeating(self, looked_at: Iterable[RequestState]) -> None:
         """Decode the new tokens next, if the requests that were looked at are still plain."""
         self.keys = list(map(_LAST, self.texts))
         self.n_left = min(self.n_left - 1, *map(_N_PLAIN, looked_at))
@@ -334,7 +321,7 @@ class Planner:
         """Fill a step; `n_background` tokens are for prompts of the background, if it has any."""
         streams, drafts, prompts = [], [], []
         if self.turns is not None:
-            slots = self._whose_turn(slots, self.turns)
+            slots = self._with_current_adapters(slots, self.turns)
         for slot in slots:
             request = slot.request
             assert request is not None
@@ -349,7 +336,7 @@ class Planner:
         has_streams = bool(streams or drafts)
         behind = [slot for slot in prompts if n_background and _is_background(slot)]
         if prompts := behind or prompts:
-            prompts = self._whose_kind(sorted(prompts, key=arrival), has_streams)
+            prompts = self._of_one_kind(sorted(prompts, key=arrival), has_streams)
             if self._is_even and drafts and drafts[-1].has_draft:
                 prompts = prompts[:1]
         self._owes_streams = False
@@ -388,7 +375,7 @@ class Planner:
         able = [(slot, n_cells) for slot, n_cells in pending if n_cells]
         return [slot for slot, _ in able], [n_cells for _, n_cells in able]
 
-    def _whose_turn(self, slots: Sequence[Slot], turns: AdapterTurns) -> list[Slot]:
+    def _with_current_adapters(self, slots: Sequence[Slot], turns: AdapterTurns) -> list[Slot]:
         """Pick the slots that may be in one batch, and count the streams among the others."""
         active = [(slot, slot.request.task.root.adapters) for slot in slots if slot.request]
         turn = turns.take([adapters for _, adapters in active])
@@ -428,22 +415,19 @@ class Planner:
 
     def ask_for_media(self, slots: Sequence[Slot]) -> None:
         """Ask the encoder for the media of prompts, and mark the slots that wait for it."""
-        prompts = []
-        for slot in slots:
-            request = slot.request
-            if request is not None and not slot.in_decode and request.task.prompt.media:
-                prompts.append((request.task.id, slot))
+        prompts = {
+            request.task.id: slot
+            for slot in slots
+            if (request := slot.request) is not None
+            and not slot.in_decode
+            and request.task.prompt.media
+        }
         if self._encoder is None or not (prompts or self._has_asked):
             return
         self._has_asked = bool(prompts)
-        self._encoder.want(
-            {task_id: ahead for task_id, slot in prompts if (ahead := slot.media_ahead())}
-        )
-        for _, slot in prompts:
-            chunk = slot.media_now()
-            slot.awaits_media = chunk is not None and self._encoder.get(chunk) is None
+        self._encoder.serve(prompts)
 
-    def _whose_kind(self, prompts: list[Slot], has_streams: bool) -> list[Slot]:
+    def _of_one_kind(self, prompts: list[Slot], has_streams: bool) -> list[Slot]:
         """Pick the prompts that have tokens next, or those that have media next."""
         media = [slot for slot in prompts if slot.is_at_media]
         if not media:
@@ -463,7 +447,7 @@ class Planner:
             embeddings = self._encoder.get(chunk)
             assert embeddings is not None, "nothing was encoded"
             if chunk.is_causal:
-                works.append(MediaWork(slot, n_cells, False, chunk, embeddings))
+                works.append(MediaWork(slot, n_cells, False, embeddings))
             elif not works:
-                return [MediaWork(slot, chunk.n_cells, False, chunk, embeddings)]
+                return [MediaWork(slot, chunk.n_cells, False, embeddings)]
         return works

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import monotonic
 from typing import Generic, TypeVar
 
@@ -26,21 +26,30 @@ class QueuedRequest:
     #: The step in which it first had its turn and found too few cells; 0: it has not.
     short_since: int = attrs.field(init=False, default=0)
 
+    @property
+    def queue_ms(self) -> float:
+        """Milliseconds until it was admitted, or until now."""
+        return ((self.admitted_at or monotonic()) - self.submitted_at) * 1e3
+
     def risen_priority(self, now: float) -> int:
         """Its priority after waiting and running until `now` (monotonic)."""
         return self.task.priority + int((now - self.submitted_at) / AGEING_S)
 
-    def waiting_status(self, position: int, now: float) -> WaitingStatus:
-        """Describe the request in the queue; `now` is monotonic."""
-        task = self.task
-        return WaitingStatus(
-            task_id=task.id,
+
+def waiting_status(requests: Iterable[QueuedRequest]) -> tuple[WaitingStatus, ...]:
+    """Describe requests that wait, in the order of their turns."""
+    now = monotonic()
+    return tuple(
+        WaitingStatus(
+            task_id=request.task.id,
             position=position,
-            n_prompt=len(task.prompt),
-            priority=task.priority,
-            waited_s=now - self.submitted_at,
-            adapters=task.root.adapters if isinstance(task, Task) else (),
+            n_prompt=len(request.task.prompt),
+            priority=request.task.priority,
+            waited_s=now - request.submitted_at,
+            adapters=request.task.root.adapters if isinstance(request.task, Task) else (),
         )
+        for position, request in enumerate(requests, start=1)
+    )
 
 
 _Request = TypeVar("_Request", bound=QueuedRequest)
@@ -83,7 +92,6 @@ class WaitingQueue(Generic[_Request]):
         return iter(sorted(self._runs.values(), key=turn))
 
     def get(self, task_id: int) -> _Request | None:
-        """Find a request, if it is there."""
         return self._runs.get(task_id)
 
     def push(self, request: _Request) -> None:
@@ -105,6 +113,5 @@ class WaitingQueue(Generic[_Request]):
             self._clocks.clear()  # no client is behind another
 
     def remove(self, task_id: int) -> _Request | None:
-        """Take a request out, if it is there."""
         self._tags.pop(task_id, None)
         return self._runs.pop(task_id, None)

@@ -28,7 +28,7 @@ class StringScanner:
         return copy(self)
 
     def feed(self, piece: bytes) -> bytes | None:
-        """Take the next bytes; return what follows the text, or None while there is none."""
+        """Take the next bytes; return those that follow the text, or None before it is complete."""
         data = self._held + piece
         ends = [at + len(text) for text in self._texts if (at := data.find(text)) >= 0]
         if ends:
@@ -52,18 +52,17 @@ class ReasoningScanner:
         self.inside = thinking.begun
 
     def fork(self) -> ReasoningScanner:
-        """Copy it, to try another continuation."""
         other = copy(self)
         other._end = self._end.fork()
         return other
 
     @property
     def missing(self) -> bytes:
-        """What is still to come for reasoning to begin; empty once it has."""
+        """The bytes still to come for reasoning to begin; empty once it has."""
         return b"" if self.inside else self._start[len(self._head.lstrip(_BLANKS)) :]
 
     def feed(self, piece: bytes) -> bytes | None:
-        """Take the next bytes; return what follows the reasoning, or all if there is none.
+        """Take the next bytes; return those that follow the reasoning, or all without reasoning.
 
         None while it is not over, or not clear whether there is any.
         """
@@ -98,14 +97,13 @@ class TriggerScanner:
             self._scanners.insert(0, ReasoningScanner(thinking))
 
     def fork(self) -> TriggerScanner:
-        """Copy it, to try another continuation."""
         other = copy(self)
         other._scanners = [scanner.fork() for scanner in self._scanners]
         return other
 
     @property
     def missing(self) -> bytes:
-        """What is still to come for reasoning to begin; empty once it has, or cannot."""
+        """The bytes still to come for reasoning to begin; empty once it has, or cannot."""
         first = self._scanners[0] if self._scanners else None
         return first.missing if isinstance(first, ReasoningScanner) else b""
 
@@ -136,7 +134,6 @@ class ReasoningTracker:
         self.is_over = False
 
     def feed(self, piece: bytes) -> None:
-        """Take the bytes of the next token."""
         if self.is_over:
             return
         was_inside = self._scanner.inside

@@ -1,4 +1,4 @@
-"""Which requests have a slot, which wait or follow another, and what a step decodes."""
+"""`Scheduler`: gives requests slots, preempts them, and fills steps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from time import monotonic
 from trioserve.engine.backend import Backend
 from trioserve.engine.cache.prefix_cache import PrefixCache, divergence_point
 from trioserve.engine.cache.ram_cache import CachedState
+from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.planner import Planner, StepPlan
 from trioserve.engine.queue import WaitingQueue
 from trioserve.engine.scores import ScoreKeeper
@@ -20,7 +21,7 @@ from trioserve.types import TokenId
 PATIENCE, GROWTH = 1 / 2, 1 / 8
 
 
-def _gives_way(slot: Slot, request: RequestState) -> bool:
+def _is_preemptible(slot: Slot, request: RequestState) -> bool:
     """True if the request of a slot may be preempted for another client's."""
     one = slot.request
     assert one is not None
@@ -58,7 +59,7 @@ class Scheduler:
         #: All slots wait for the encoder, and the requests admitted since have no room. The next
         #: step comes when a slot has its media, or when a request arrives, leaves or is paused.
         self._is_blocked = False
-        #: What `has_work` has found to start, if nothing has changed since.
+        #: The request that `has_work` has found to start, if nothing has changed since.
         self._found: tuple[RequestState, Slot] | None = None
         #: The backend has found no cells where the ledger counts some. Until a request leaves
         #: its slot, none is admitted beside those that run: it would be preempted again.
@@ -67,7 +68,6 @@ class Scheduler:
     # -- what comes in and goes out
 
     def add(self, request: RequestState) -> None:
-        """Put a new request in the queue."""
         self._look_again()
         self.waiting.push(request)
 
@@ -78,14 +78,19 @@ class Scheduler:
         self.cache.take_in(states)
 
     def _look_again(self) -> None:
-        """Note that a request has come or gone, or runs again."""
         self._is_blocked, self._found = False, None
+
+    def _slot_of(self, task_id: int) -> Slot | None:
+        for slot in self.slots:
+            if slot.request is not None and slot.request.task.id == task_id:
+                return slot
+        return None
 
     def find(self, task_id: int) -> RequestState | None:
         """Find a request, waiting or in a slot."""
-        for slot in self.slots:
-            if slot.request is not None and slot.request.task.id == task_id:
-                return slot.request
+        slot = self._slot_of(task_id)
+        if slot is not None:
+            return slot.request
         return self.waiting.get(task_id) or self.stalled.get(task_id)
 
     def requests(self) -> Iterator[RequestState]:
@@ -94,7 +99,6 @@ class Scheduler:
         yield from self.queue()
 
     def running(self) -> list[RequestState]:
-        """List the requests in slots."""
         return [slot.request for slot in self.slots if slot.request is not None]
 
     def n_readers(self) -> int:
@@ -114,9 +118,9 @@ class Scheduler:
     def remove(self, task_id: int) -> RequestState | None:
         """Remove a request, waiting or in a slot. Its slot becomes idle."""
         self._look_again()
-        for slot in self.slots:
-            if slot.request is not None and slot.request.task.id == task_id:
-                return self.release(slot)
+        slot = self._slot_of(task_id)
+        if slot is not None:
+            return self.release(slot)
         return self.waiting.remove(task_id) or self.stalled.pop(task_id, None)
 
     def pause(self, task_id: int, paused: bool) -> None:
@@ -130,9 +134,8 @@ class Scheduler:
             return
         self._look_again()
         request.paused = paused
-        for slot in self.slots:
-            if slot.request is request:
-                slot.awaits_media = False  # until the next step, which looks again
+        if (slot := self._slot_of(task_id)) is not None:
+            slot.awaits_media = False  # until the next step, which looks again
         if paused and self.waiting.remove(task_id) is not None:
             self.stalled[task_id] = request
         elif not paused and self.stalled.pop(task_id, None) is not None:
@@ -141,16 +144,19 @@ class Scheduler:
     def release(self, slot: Slot) -> RequestState:
         """End the request of a slot. Its sequence is kept for later prompts."""
         self._is_full = False
+        request, seq = self._leave(slot)
+        slot.kept, slot.root = request.keys[: len(seq.held)], seq.root
+        return request
+
+    def _leave(self, slot: Slot) -> tuple[RequestState, KVSequence]:
         request, seq = slot.give_up(self._step)
         self.cache.release(seq)
-        slot.remember(request, seq)
-        return request
+        return request, seq
 
     def discard(self, slot: Slot) -> RequestState:
         """End a slot's request whose decode failed, and drop its sequence: its state is unknown."""
         self._is_full = False
-        request, seq = slot.give_up(self._step)
-        self.cache.release(seq)
+        request, seq = self._leave(slot)
         self.cache.held.cut(seq, 0)
         return request
 
@@ -161,21 +167,19 @@ class Scheduler:
 
     def preempt(self, slot: Slot) -> None:
         """Send a slot's request back to the queue, and its sequence to RAM if possible."""
-        request, seq = slot.give_up(self._step)
-        self.cache.release(seq)
+        request, seq = self._leave(slot)
         self.cache.swap_out(seq)
         self.cache.held.cut(seq, 0)
         request.is_preempted = True
         self.waiting.push(request)
         self.preempted.append(request)
 
-    def give_way(self, slot: Slot) -> None:
+    def yield_slot(self, slot: Slot) -> None:
         """Take a slot from a request, paused or of the background, that waits for another turn.
 
         Its sequence is kept as after its end.
         """
-        request, seq = slot.give_up(self._step)
-        self.cache.release(seq)
+        request, _ = self._leave(slot)
         request.is_preempted = False
         if request.paused:
             self.stalled[request.task.id] = request
@@ -186,7 +190,7 @@ class Scheduler:
     # -- drafts
 
     def rows_for_drafts(self) -> int:
-        """How many rows of the batch drafts may still take, besides one for each slot.
+        """Count the rows of the batch that drafts may still take, besides one for each slot.
 
         0 where they cannot be taken back. In a split cache, llama.cpp computes several sequences
         together only if their numbers are consecutive.
@@ -244,17 +248,14 @@ class Scheduler:
         slot.request.n_ahead = max(0, slot.n_pending - 1)
 
     def drop_drafts(self) -> bool:
-        """Drop all drafts; returns whether there were any."""
-        requests = [
-            slot.request for slot in self.slots if slot.request is not None and slot.request.draft
-        ]
+        requests = [request for request in self.running() if request.draft]
         for request in requests:
             request.draft = []
         return bool(requests)
 
     @property
     def has_work(self) -> bool:
-        """Whether the next step has anything to do."""
+        """True if the next step has anything to do."""
         for slot in self.slots:
             request = slot.request
             if request is not None and not request.paused and not slot.awaits_media:
@@ -267,13 +268,12 @@ class Scheduler:
     # -- one step
 
     def schedule(self) -> StepPlan:
-        """Decide what the next step decodes."""
         self._step += 1
         while self.waiting and (found := self._found or next(self._admissible(), None)):
             (request, slot), self._found = found, None
             if slot.request is not None:
-                self.give_way(slot)
-            self._clear(request)
+                self.yield_slot(slot)
+            self._preempt_for(request)
             self.waiting.admit(request)
             n_reusable, reuse = request.n_reusable, request.task.params.cache_prompt
             keys, root = request.keys[: n_reusable + 1], request.task.root
@@ -306,7 +306,7 @@ class Scheduler:
         while these have fewer cells than its client would have. One of lower priority waits.
         """
         free = [slot for slot in self.slots if slot.request is None or slot.request.paused]
-        able = free or self._giving_way()
+        able = free or self._background_slots()
         if not able or (self._is_full and free and len(free) < len(self.slots)):
             return
         # The clients that wait for cells, the fewest that one would have, and their priority.
@@ -326,7 +326,9 @@ class Scheduler:
             n_cells = self._n_cells_with(request)
             fits = (not short or n_cells < fewest) and self._fits(request)
             if not fits and not overdue and self._is_overdue(request):
-                overdue, fits = True, self._fits(request, self._staying(request))
+                competing = self._competing(request)
+                staying = [slot for slot in competing if not _is_preemptible(slot, request)]
+                overdue, fits = True, self._fits(request, staying)
             if not fits:
                 level = level if short else priority
                 short.add(client)
@@ -341,14 +343,11 @@ class Scheduler:
             else:
                 yield request, lowest_priority(slots)
 
-    def _giving_way(self) -> list[Slot]:
-        """Find the slots of the background, if a request waits that is not of it.
-
-        A request that has waited and run for long enough keeps its slot, whatever its priority.
-        """
+    def _background_slots(self) -> list[Slot]:
+        """Find the slots that the background loses, if a request waits that is not of it."""
         if all(request.is_background for request in self.waiting):
             return []
-        now = monotonic()
+        now = monotonic()  # one that has waited and run for long keeps its slot
         return [
             slot
             for slot in self.slots
@@ -358,36 +357,27 @@ class Scheduler:
         ]
 
     def _should_follow(self, request: RequestState) -> bool:
-        """Whether another request is about to prefill a prefix that this one shares.
-
-        If so, it waits until the prefix is in the KV cache, and starts from there. Only one of the
-        background waits for another of it, which may take long.
-        """
-        if not request.task.params.cache_prompt:
-            return False
-        return any(
-            slot.request is not None
+        """True if a slot is about to prefill a prefix that a request shares, and starts from."""
+        return request.task.params.cache_prompt and any(
+            (leader := slot.request) is not None
             and not slot.in_decode
-            and not slot.request.paused
-            and (request.is_background or not slot.request.is_background)
-            and slot.request.task.root == request.task.root
-            and max(self._n_known(request, slot), self.cache.min_shared)
-            < request.shared_with(slot.request)
-            and slot.request.task.params.cache_prompt
-            and self.cache.can_share(slot.request.n_prompt + 1)
-            and self._n_known(request, slot) < self._divergence(request, slot.request)
+            and not leader.paused
+            # The background may take long.
+            and (request.is_background or not leader.is_background)
+            and leader.task.root == request.task.root
+            and leader.task.params.cache_prompt
+            and max(n_known := self._n_known(request, slot, leader), self.cache.min_shared)
+            < request.shared_with(leader)
+            and self.cache.can_share(leader.n_prompt + 1)
+            and n_known < self._divergence(request, leader)
             for slot in self.slots
         )
 
-    def _n_known(self, follower: RequestState, slot: Slot) -> int:
-        """How many cells of the request in a slot a follower may start from by now.
-
-        One that wants scores has those of its leader when the leader has all of them.
-        """
-        leader = slot.request
-        assert leader is not None
+    def _n_known(self, follower: RequestState, slot: Slot, leader: RequestState) -> int:
+        """Count the cells of the leader in a slot that a follower may start from by now."""
         if follower.next_score == follower.n_prompt - 1:
             return slot.n_held
+        # One that wants scores has those of its leader when the leader has all of them.
         if follower.scores is None or leader.scores is None:
             return leader.n_prompt
         is_same = follower.scores.n_top == leader.scores.n_top
@@ -400,11 +390,8 @@ class Scheduler:
             return shared
         return divergence_point(leader.checkpoints, shared, self.cache.rules)
 
-    def _beside(self, request: RequestState) -> list[Slot]:
-        """Find the slots whose cells a request cannot have: not those of paused requests.
-
-        Those of the background count for its own requests only.
-        """
+    def _competing(self, request: RequestState) -> list[Slot]:
+        """Find the slots whose cells a request cannot have: not paused, and not only background."""
         return [
             slot
             for slot in self.slots
@@ -414,8 +401,7 @@ class Scheduler:
         ]
 
     def _n_cells_with(self, request: RequestState) -> int:
-        """Count the cells of a request and of those of its client in slots."""
-        client, running = request.task.client, (slot.request for slot in self._beside(request))
+        client, running = request.task.client, (slot.request for slot in self._competing(request))
         ones = [one for one in running if one is not None and one.task.client == client]
         return sum(one.n_cells for one in [request, *ones])
 
@@ -426,26 +412,19 @@ class Scheduler:
             return False
         return self._n_cells_with(request) == request.n_cells
 
-    def _staying(self, request: RequestState) -> list[Slot]:
-        """Find the slots whose requests make no room for an overdue one."""
-        return [slot for slot in self._beside(request) if not _gives_way(slot, request)]
-
-    def _clear(self, request: RequestState) -> None:
+    def _preempt_for(self, request: RequestState) -> None:
         """Preempt others until an overdue request fits, and give it time."""
         if request.short_since and not self._fits(request):
             n_more = int(GROWTH * len(request.keys)) + 1
             request.safe_until = request.n_output + n_more
             while not self._fits(request):
-                beside = self._beside(request)
-                self.preempt(lowest_priority([s for s in beside if _gives_way(s, request)]))
+                competing = self._competing(request)
+                self.preempt(lowest_priority([s for s in competing if _is_preemptible(s, request)]))
         request.short_since = 0
 
     def _fits(self, request: RequestState, active: list[Slot] | None = None) -> bool:
-        """Whether the request's tokens, and one more, fit beside the active requests.
-
-        Cells of idle sequences do not count: they can be freed.
-        """
-        active = self._beside(request) if active is None else active
+        """True if a request's tokens, and one more, fit beside the active requests."""
+        active = self._competing(request) if active is None else active
         seqs = {slot.seq.id for slot in active if slot.seq is not None}
         pending = sum(slot.n_pending for slot in active)
         shared = 0
@@ -457,23 +436,19 @@ class Scheduler:
         return taken + pending <= self.n_ctx
 
     def _make_room(self) -> None:
-        """Free cells until every request has room for what is pending.
-
-        Kept sequences are freed first, least recently used first, and then drafts. Then paused
-        requests lose their slots. Then the request with the lowest priority returns to the queue,
-        with its output.
-        """
+        """Free cells until every request has room for what is pending."""
+        # First kept sequences, then drafts, then paused requests, and then the least important.
         while self.cache.held.taken + self._n_pending() > self.n_ctx:
             if self.cache.evict_one() or self.drop_drafts():
                 continue
             slot = lowest_priority([slot for slot in self.slots if slot.request is not None])
             if slot.request is not None and slot.request.paused:
-                self.give_way(slot)
+                self.yield_slot(slot)
             else:
                 self.preempt(slot)
 
     def _n_pending(self) -> int:
-        """How many cells of all requests are still to be decoded."""
+        """Count the cells of all requests that are still to be decoded."""
         n_pending = 0
         for slot in self.slots:
             if (request := slot.request) is not None:

@@ -57,12 +57,11 @@ class ScoreKeeper:
             found = self._kept[holder] = self._kept.pop(holder)
             request.scores = found.head(length - 1)
 
-    def take(self, request: RequestState, n_held: int, row: int) -> PromptScores | None:
+    def collect(self, request: RequestState, n_held: int, row: int) -> PromptScores | None:
         """Take the scores of a request whose first `n_held` cells are computed, the last one in a
         row of the batch. Returns all of them when they are complete, once.
 
-        Raises:
-            DecodeError: a logit is not a number.
+        Raises DecodeError: a logit is not a number.
         """
         scores, first = request.scores, request.next_score
         assert scores is not None

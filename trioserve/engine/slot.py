@@ -18,7 +18,6 @@ from trioserve.errors import PermissionDeniedError
 from trioserve.types import (
     CacheRoot,
     CellKey,
-    Chunk,
     Finished,
     FinishReason,
     MediaChunk,
@@ -114,7 +113,6 @@ class RequestState(QueuedRequest):
 
     @property
     def n_output(self) -> int:
-        """How many tokens were generated."""
         return len(self.keys) + self.n_discarded - self.n_prompt
 
     @property
@@ -129,7 +127,7 @@ class RequestState(QueuedRequest):
 
     @property
     def n_more(self) -> int:
-        """How many tokens a step decodes in decode, beside the newest one."""
+        """The number of tokens that a step decodes in decode, beside the newest one."""
         return self.n_ahead + len(self.draft)
 
     @property
@@ -142,7 +140,7 @@ class RequestState(QueuedRequest):
 
     @property
     def n_reusable(self) -> int:
-        """How many cells it may find in the cache: those without logits to compute; -1: none."""
+        """The most cells to take from the cache: those without logits to compute; -1: none."""
         if not self.task.params.cache_prompt:
             return -1
         n_scored = self.next_score
@@ -150,29 +148,25 @@ class RequestState(QueuedRequest):
 
     @property
     def is_plain(self) -> bool:
-        """Whether sampling gives one token, and nothing else decides what it is."""
+        """True if sampling gives one token, and nothing else decides what it is."""
         params = self.task.params
         return not (self.draft or self.forced or params.n_probs or self.task.constraint is not None)
 
     @property
     def n_plain(self) -> int:
-        """How many plain tokens it may have next that are looked at no more closely than `step`.
-
-        That is of `Outputs`.
-        """
+        """The number of next tokens that `Outputs.step` may add without a closer look."""
         if self.unsent_tokens or self.text.tail or not self.is_plain:
             return 0
         return max(0, self.n_simple - len(self.keys))
 
     @property
     def n_left(self) -> int:
-        """How many tokens the output may still have."""
         n_max = self.task.params.max_tokens
         return n_max - self.n_output if n_max >= 0 else INT32_MAX
 
     @property
     def is_free(self) -> bool:
-        """Whether no more reasoning may have to be closed, so that the sampler alone chooses."""
+        """True if no more reasoning may have to be closed, so that the sampler alone chooses."""
         return self.reasoning is None or self.reasoning.is_over
 
     def shift(self, n_ctx: int, n_bos: int) -> int:
@@ -242,7 +236,6 @@ class RequestState(QueuedRequest):
         return Progress(self.task.id, self.n_prompt, self.cached, n_held, elapsed * 1e3)
 
     def finished(self, slot_id: int) -> Finished:
-        """Describe the end of the output in a slot."""
         assert self.finish_reason is not None
         task, reason, word = self.task, self.finish_reason, self.text.stopping_word
         if word in task.turn_ends and word not in task.params.stop:
@@ -256,19 +249,12 @@ class RequestState(QueuedRequest):
             slot_id=slot_id,
         )
 
-    def with_drafts(self, chunk: Chunk) -> Chunk:
-        """Add the counts of drafted and accepted tokens so far to a chunk."""
-        if not self.n_drafted:
-            return chunk
-        return attrs.evolve(chunk, drafts=(self.n_drafted, self.n_accepted))
-
     def timings(self) -> Timings:
-        """Sum up the times so far."""
         admitted = self.admitted_at or monotonic()
         first = self.first_token_at or monotonic()
         last = self.last_token_at or first
         return Timings(
-            queue_ms=(admitted - self.submitted_at) * 1e3,
+            queue_ms=self.queue_ms,
             cache_n=self.cached,
             prompt_n=self.prefilled,
             prompt_ms=(first - admitted) * 1e3,
@@ -308,17 +294,16 @@ class Slot:
 
     @property
     def n_held(self) -> int:
-        """How many cells of the KV cache hold its request."""
         return 0 if self.seq is None else len(self.seq.held)
 
     @property
     def n_pending(self) -> int:
-        """How many cells of its request are still to be decoded."""
+        """The number of cells of its request that are still to be decoded."""
         request = self.request
         return 0 if request is None else len(request.keys) + len(request.draft) - self.n_held
 
     def room_for_draft(self, n_ctx: int) -> int:
-        """How many tokens a draft may have in decode, in a sequence of `n_ctx` tokens.
+        """The most tokens of a draft in decode, in a sequence of `n_ctx` tokens.
 
         None while the next token is forced, or reasoning may have to be closed.
         """
@@ -327,7 +312,7 @@ class Slot:
         return 0 if request.forced or not request.is_free else max(0, n_ctx - len(request.keys) - 1)
 
     def up_to_scores(self, n_rows: int) -> tuple[int, int]:
-        """How many cells a step may have of a prompt, if that many rows are left for scores.
+        """The most cells of a prompt in a step, if that many rows are left for scores.
 
         Returns them, and the rows that are left then.
         """
@@ -365,18 +350,13 @@ class Slot:
         spans = request.task.prompt.spans
         return [chunk for start, chunk in spans if start + chunk.n_cells > self.n_held]
 
-    def needs(self, chunk: MediaChunk) -> bool:
-        """Whether the prompt has yet to get to a chunk, or one like it."""
-        return any(one.id == chunk.id for one in self.media_ahead())
-
     @property
     def is_at_media(self) -> bool:
-        """Whether media comes next in its prompt."""
         return self.media_now() is not None
 
     @property
     def n_alike(self) -> int:
-        """How many cells a step may have of a prompt: tokens up to media, or media to their end."""
+        """The most cells of a prompt in a step: tokens up to media, or media to their end."""
         span = self._span()
         if span is None:
             return self.n_pending
@@ -404,10 +384,6 @@ class Slot:
         self.last_used = step
         return request, seq
 
-    def remember(self, request: RequestState, seq: KVSequence) -> None:
-        """Record what a request left in its sequence."""
-        self.kept, self.root = request.keys[: len(seq.held)], seq.root
-
     def check_owner(self, owner: str) -> None:
         """Raise PermissionDeniedError if the idle slot's text belongs to another owner."""
         assert self.request is None
@@ -415,22 +391,27 @@ class Slot:
             raise PermissionDeniedError("The slot holds the text of another API key.")
 
     def status(self, n_ctx: int, *, speculative: bool = False) -> SlotStatus:
-        """Describe the slot."""
-        request = self.request
-        return SlotStatus(
+        status = SlotStatus(
             id=self.id,
-            state="idle" if request is None else "decode" if self.in_decode else "prefill",
+            state="idle",
             n_ctx=n_ctx,
-            task_id=request.task.id if request else None,
-            n_prompt=request.n_prompt if request else 0,
-            n_past=self.n_held if request else len(self.kept),
-            n_cached=request.cached if request else 0,
-            n_decoded=request.n_output if request else 0,
-            paused=request.paused if request else False,
-            encoding=self.awaits_media,
-            has_new_line=request.has_new_line if request else False,
+            n_past=len(self.kept),
             speculative=speculative,
             task=self.last_task,
+        )
+        if (request := self.request) is None:
+            return status
+        return attrs.evolve(
+            status,
+            state="decode" if self.in_decode else "prefill",
+            task_id=request.task.id,
+            n_prompt=request.n_prompt,
+            n_past=self.n_held,
+            n_cached=request.cached,
+            n_decoded=request.n_output,
+            paused=request.paused,
+            encoding=self.awaits_media,
+            has_new_line=request.has_new_line,
         )
 
 

@@ -29,14 +29,14 @@ class StepCosts:
     MOST = 2.0
     #: Steps after which a cost is unknown, and after which it should be measured again.
     STEPS, FRESH = 2048, 128
-    #: How much of a change applies to all costs (load, length of the texts), as an exponent.
+    #: The part of a change that applies to all costs (load, length of the texts), as an exponent.
     COMMON = 0.5
     #: Up to this many rows say little about more: the second may double the cost, and the next
     #: thirty add almost nothing.
     FEW = 12
-    #: What another row costs, in shares of a row, until many rows have been measured.
+    #: The cost of another row, in shares of a row, until many rows have been measured.
     GUESS = 0.5
-    #: How slowly the last known value is forgotten, in steps.
+    #: The steps in which the last known value is forgotten.
     STEPS_TO_FORGET = 1000
 
     def __init__(self) -> None:
@@ -46,7 +46,6 @@ class StepCosts:
         self._guess = self.GUESS
 
     def observe(self, n_rows: int, seconds: float) -> None:
-        """Learn from a step that computed `n_rows` rows."""
         self._step += 1
         cost = self._costs.get(n_rows)
         if cost is None or self._step - cost.step > self.STEPS:
@@ -58,15 +57,11 @@ class StepCosts:
             old, seconds = cost.seconds, min(seconds, cost.seconds * self.MOST)
             cost.seconds += self.WEIGHT * (seconds - old)
             cost.step = self._step
-            self._scale_others(cost, cost.seconds / old if old else 1.0)
+            factor = (cost.seconds / old if old else 1.0) ** self.COMMON
+            for other in self._costs.values():
+                if other is not cost:
+                    other.seconds *= factor
         self._forget()
-
-    def _scale_others(self, one: _Cost, factor: float) -> None:
-        """Apply a part of the change of one cost to all others."""
-        factor = factor**self.COMMON
-        for cost in self._costs.values():
-            if cost is not one:
-                cost.seconds *= factor
 
     def _forget(self) -> None:
         known = self._known
@@ -81,7 +76,7 @@ class StepCosts:
             self._known = sorted(self._costs)
 
     def is_known(self, n_rows: int) -> bool:
-        """Whether that cost was measured lately."""
+        """True if that cost was measured lately."""
         cost = self._costs.get(n_rows)
         return cost is not None and self._step - cost.step <= self.FRESH
 
@@ -91,7 +86,7 @@ class StepCosts:
         return 4 * self._known[-1] + 8 if self._known else 0
 
     def seconds(self, n_rows: int) -> float:
-        """What a step with `n_rows` rows costs; 0: not known. More rows never cost less."""
+        """The cost of a step with `n_rows` rows; 0: not known. More rows never cost less."""
         known = self._known
         if not known:
             return 0.0

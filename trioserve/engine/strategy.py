@@ -1,4 +1,4 @@
-"""How a step is shared between decode and prefill: the cost of tokens, and the pace of streams."""
+"""Strategies that share a step between decode and prefill, by costs of tokens and a pace."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class PrefillCosts:
     one row of each sequence together, and then what a prompt has left.
     """
 
-    #: Whether the KV cache is unified.
+    #: The KV cache is unified.
     unified = True
 
     #: Share of a new observation in the average. High: load on the machine comes and goes.
     WEIGHT = 0.3
-    #: How much more a token may cost than in the last large step: it is deeper in the prompt.
+    #: The most that a token may cost, in costs of the last large step: it is deeper in the prompt.
     DEEPER = 1.15
     #: A tile makes the step longer; it has to make a token cheaper by this factor.
     TILE_GAIN = 0.85
@@ -42,7 +42,7 @@ class PrefillCosts:
     RETRY = 4
 
     def __init__(self) -> None:
-        #: What a step takes that only decodes, and while no prompts come in.
+        #: Seconds of a step that only decodes: of the last ones, and while no prompts come in.
         self.decode_s = self.quiet_s = 0.0
         self._small_s = 0.0  # for each prompt token, in steps smaller than a tile
         self._large_s = 0.0  # in others
@@ -72,7 +72,7 @@ class PrefillCosts:
         return n_prefill + (n_decode if self.unified else -(n_decode > 0))
 
     def filling(self, n_rows: int, n_decode: int) -> int:
-        """How many prompt tokens fill `n_rows` rows, or a tile more, with the streams in decode."""
+        """Count the prompt tokens that fill `n_rows` rows, or a tile more, beside the streams."""
         if not self.unified:
             return n_rows + (n_decode > 0)
         n_tokens = n_rows - n_decode % TILE
@@ -95,11 +95,11 @@ class PrefillCosts:
 
     @property
     def knows_tiles(self) -> bool:
-        """Whether there was a step as large as a tile."""
+        """True after a step as large as a tile."""
         return bool(self._large_s)
 
     def tile_pays(self, n_tokens: int, ahead_s: float) -> bool:
-        """Whether a prompt should get these tokens, which fill a tile, rather than fewer.
+        """True if a prompt should get these tokens, which fill a tile, rather than fewer.
 
         Args:
             n_tokens: how many.
@@ -117,7 +117,7 @@ class PrefillCosts:
         return n_tokens * self._large_s * self.DEEPER
 
     def fitting(self, time: float) -> int:
-        """How many tokens fit into a time, in a large step or else a small one; 0: unknown."""
+        """Count the tokens that fit into a time, in a large or else a small step; 0: unknown."""
         small, large = self._small_s or self._large_s, self._large_s or self._small_s
         if not small or time <= 0:
             return 0
@@ -125,11 +125,11 @@ class PrefillCosts:
         return in_large if in_large >= TILE else min(TILE - 1, int(time / small))
 
     def fitting_alone(self, time: float) -> int:
-        """How many tokens fit into a step without decode; 0: unknown."""
+        """Count the tokens that fit into a step without decode; 0: unknown."""
         return int(time / self._alone_s) if self._alone_s else 0
 
 
-#: How much slower streams may become while prompts come in.
+#: The most that the time between two tokens of a stream may grow while prompts come in.
 SLOWDOWN = 4.5
 
 
@@ -169,7 +169,7 @@ class PacedStrategy:
         self._max_step_s = max_tick_ms / 1e3
         self._slowdown = slowdown
         self._costs = PrefillCosts()
-        #: How many seconds streams are ahead of their pace; below 0: behind.
+        #: Seconds that streams are ahead of their pace; below 0: behind.
         self._lead_s = 0.0
         #: Seconds between two tokens of a stream while prompts come in, and 0 while none do.
         self.pace = 0.0
@@ -177,7 +177,6 @@ class PacedStrategy:
         self._in_large = False  # a prompt waits for streams to be ahead, for a large tile
 
     def begin(self, *, unified: bool) -> None:
-        """Learn whether the KV cache is unified."""
         self._costs.unified = unified
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
@@ -195,12 +194,12 @@ class PacedStrategy:
 
     def _target(self) -> float:
         """The pace while as many prompts come in as streams decode, or fewer."""
-        # Where a step that only decodes is already long, prompts get as much time again.
+        # If a step that only decodes is already long, prompts get as much time again.
         wanted = self._max_step_s or self._slowdown * self._costs.quiet_s
         return max(wanted, 2 * self._costs.decode_s) or self.DEFAULT_PACE_S
 
     def prompt_tokens(self, pending: Sequence[int], n_decode: int, budget: int) -> int:
-        """How many prompt tokens the next step gets; 0: streams are behind their pace.
+        """Choose the number of prompt tokens of the next step; 0: streams are behind their pace.
 
         If more requests wait for their first token than for their next one, the pace is slower in
         proportion. If one step without streams would finish all prompts, it may take as long.
@@ -293,7 +292,6 @@ class DecodeMaximal(PacedStrategy):
         self._in_turns = self._is_turn_of_oldest = False
 
     def begin(self, *, unified: bool) -> None:
-        """Learn how rows make tiles."""
         super().begin(unified=unified)
         self._in_turns = not unified
 
@@ -327,7 +325,6 @@ class PrefillPriority(BatchStrategy):
         """Take the limit that all strategies are given, and do without."""
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
-        """Share all of the batch."""
         return share_out(pending, budget)
 
 
@@ -342,7 +339,6 @@ class AnswersFirst(BatchStrategy):
         self._strategy = strategy
 
     def begin(self, *, unified: bool) -> None:
-        """Pass it on to the wrapped strategy."""
         self._strategy.begin(unified=unified)
 
     def share(self, pending: Sequence[int], n_decode: int, budget: int) -> Sequence[int]:
@@ -352,7 +348,6 @@ class AnswersFirst(BatchStrategy):
         return self._strategy.share(pending, n_decode, budget)
 
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
-        """Pass the measurement on to the wrapped strategy."""
         self._strategy.observe(n_prefill, n_decode, seconds)
 
 
@@ -393,7 +388,7 @@ STRATEGIES: dict[str, Callable[[float], BatchStrategy]] = {
     "balanced": Balanced,
 }
 
-#: What the engine uses of a strategy.
+#: The members of a strategy that the engine uses.
 _PARTS = ("pace", "begin", "share", "observe")
 
 

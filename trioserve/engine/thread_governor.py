@@ -76,11 +76,10 @@ class _Window:
         self.seconds += step.seconds
         self.cpu_seconds += step.cpu_seconds
         self.end = step.end
-        return len(self.costs) >= WINDOW or self.seconds >= WINDOW_S
+        return self.is_full
 
     @property
     def is_full(self) -> bool:
-        """Whether there are enough of them to say anything."""
         return len(self.costs) >= WINDOW or self.seconds >= WINDOW_S
 
     @property
@@ -126,7 +125,6 @@ class _Trial:
 
     @property
     def end(self) -> float:
-        """When its last step ended."""
         return max(self.steps.end, self.again.end)
 
     @property
@@ -136,7 +134,7 @@ class _Trial:
 
     @property
     def saved(self) -> float:
-        """How many seconds each of its steps was shorter than usual."""
+        """Seconds that each of its steps was shorter than usual."""
         return self.steps.seconds / len(self.steps.costs) * (self.usual / self.steps.cost - 1)
 
     def add(self, step: Step) -> bool | None:
@@ -172,7 +170,6 @@ class _Waits:
         self.wait = min(2 * self.wait, MAX_WAIT_S)
 
     def reset(self, next_: float) -> None:
-        """Forget that trials have failed."""
         self.next, self.wait, self.failures = next_, MIN_WAIT_S, 0
 
 
@@ -264,7 +261,8 @@ class ThreadGovernor:
         if (lost > LOST_CORES or is_slow) and self._in_steps >= self._fewer.next:
             threads = self._with_fewer(lost)
         if threads == self.threads and now >= self._more.next:
-            threads = self._with_more()
+            most = self._choices[-1]  # as if the other load had ended; or one more
+            threads = min(most, (most, threads + 1)[self._more.failures % 2])
         if threads != self.threads:
             self._trial = _Trial(threads, size, cost, _Window(now), _Window(now))
 
@@ -276,11 +274,6 @@ class ThreadGovernor:
         options = (round(most - n_others), int(granted), threads - 1, threads // 2)
         option = options[self._fewer.failures % len(options)]
         return max(self._choices[0], min(option, threads - 1))
-
-    def _with_more(self) -> int:
-        """The maximum, as if the other load had ended; or one more."""
-        options = (self._choices[-1], self.threads + 1)
-        return min(self._choices[-1], options[self._more.failures % len(options)])
 
     def _conclude(self, trial: _Trial, succeeded: bool, now: float) -> None:
         self._trial = None

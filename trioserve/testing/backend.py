@@ -140,7 +140,7 @@ class ScriptedBackend:
         self._sets: list[Adapters] = [()]  # all adapters that were ever used
         self._cells: list[list[int]] = [[] for _ in range(self.n_seqs)]
         self._next_cell = itertools.count()
-        #: What the state of each sequence has seen: tokens, and their adapters.
+        #: Tokens, and their adapters, that the state of each sequence has seen.
         self._seen: list[list[int]] = [[] for _ in range(self.n_seqs)]
         self._n_new = [0] * self.n_seqs  # cells of each that the last decode has added
         self._borrowed: set[int] = set()  # sequences whose state is another one's, too
@@ -182,7 +182,7 @@ class ScriptedBackend:
 
     @property
     def n_cells(self) -> int:
-        """How many cells of the KV cache are taken; a copy shares the cells of its source.
+        """The number of cells of the KV cache in use; a copy shares the cells of its source.
 
         The cells of a window are in a separate cache of the same size, and are not shared.
         """
@@ -190,7 +190,6 @@ class ScriptedBackend:
         return max(len(set().union(*self._cells)), windows)
 
     def set_adapters(self, adapters: Adapters) -> None:
-        """Compute with these adapters from now on."""
         assert all(0 <= id_ < len(self.adapters) and scale for id_, scale in adapters)
         assert adapters != self.current_adapters, "these adapters are already set"
         self.current_adapters = adapters
@@ -198,24 +197,20 @@ class ScriptedBackend:
             self._sets.append(adapters)
 
     def try_adapter(self, path: Path) -> None:
-        """Call `on_adapter`, if it is set."""
         if self.on_adapter is not None:
             self.on_adapter(path)
 
     def add_adapter(self, path: Path) -> int:
-        """Add an adapter."""
         self.adapters = (*self.adapters, AdapterInfo(path=str(path), scale=0.0))
         return len(self.adapters) - 1
 
     def remove_adapter(self, id_: int) -> None:
-        """Remove an adapter, which must not be in use."""
         assert all(id_ != used for used, _ in self.current_adapters)
         kept = list(self.adapters)
         kept[id_] = AdapterInfo(path="")
         self.adapters = tuple(kept)
 
     def set_threads(self, count: int) -> None:
-        """Record the number."""
         assert any(count in choices for choices in self.thread_choices)
         assert self.threads[-1:] != [count], "this number is already set"
         self.threads.append(count)
@@ -302,7 +297,6 @@ class ScriptedBackend:
             assert self.can_cut or self._seen[seq] == self._values(seq), "a state of another text"
 
     def interrupt(self) -> None:
-        """End the decode that runs."""
         self.interrupted = self.can_cut
 
     def score(self, scores: PromptScores, row: int, tokens: Sequence[TokenId]) -> None:
@@ -315,13 +309,11 @@ class ScriptedBackend:
             scores.add(token, logprob, scores.n_top + 1, best)
 
     def check_sampling(self, params: SamplingParams) -> None:
-        """Refuse biases of tokens that do not exist."""
         for token, _bias in params.logit_bias:
             if not 0 <= token < self.vocab.n_tokens:
                 raise InvalidRequestError(f"There is no token {token}.", param="logit_bias")
 
     def compile(self, grammar: Grammar, owner: str = "") -> ScriptedConstraint:
-        """Make the constraint that a sampler checks its reply with."""
         if self.on_compile is not None:
             self.on_compile(grammar)
         return ScriptedConstraint(grammar)
@@ -332,7 +324,6 @@ class ScriptedBackend:
         prompt: Sequence[TokenId],
         constraint: Constraint | None = None,
     ) -> ScriptedSampler:
-        """Make a sampler that follows the script."""
         assert constraint is None or isinstance(constraint, ScriptedConstraint)
         self.n_samplers += 1
         return ScriptedSampler(self, prompt, constraint)
@@ -364,7 +355,6 @@ class ScriptedBackend:
         assert n_cells >= len(self.sequences[seq]), "cells are lost that are in use"
 
     def copy(self, source: int, target: int) -> None:
-        """Copy a whole sequence."""
         assert not self.is_elastic, "a copy of a whole part, which is as long as the context"
         assert not self.sequences[target], "the target is not empty"
         self.sequences[target] = list(self.sequences[source])
@@ -379,7 +369,6 @@ class ScriptedBackend:
             self._targets.add(target)
 
     def step_back(self, seq: int, token: TokenId) -> bool:
-        """Return False: no token has to be computed again."""
         return False
 
     def size(self, seq: int, *, partial: bool = False) -> int:
@@ -405,7 +394,6 @@ class ScriptedBackend:
         return list(map(operator.or_, numbers, sets))
 
     def restore(self, seq: int, data: bytes) -> None:
-        """Restore what `save` returned."""
         assert not self.sequences[seq], "the sequence is not empty"
         assert seq not in self._sources | self._targets, "a copy waits for the next decode"
         values = array("i", data)
@@ -428,18 +416,15 @@ class ScriptedBackend:
         return bool(self.sequences[seq])
 
     def state_identity(self) -> tuple[str, tuple[str, ...]]:
-        """Name the shape of the cache, and the files of the adapters."""
         shape = f"{self.can_cut} {self.unified} {self.n_seqs if not self.unified else 1}"
         digest = hashlib.blake2b(shape.encode(), digest_size=16).hexdigest()
         return digest, tuple(one.path for one in self.adapters)
 
     def write_state(self, path: Path, saved: SlotState) -> int:
-        """Write a saved state as JSON."""
         content = {"keys": saved.keys, "root": saved.root, "state": saved.state.hex()}
         return path.write_text(json.dumps(content))
 
     def read_state(self, path: Path, adapters: Adapters) -> tuple[SlotState, int]:
-        """Read a state that `write_state` wrote."""
         text = path.read_text()
         try:
             content = json.loads(text)
@@ -454,19 +439,17 @@ class ScriptedBackend:
         return state, len(text)
 
     def first(self, seq: int) -> int:
-        """Where the window begins, which forgets what is more than twice its size back."""
+        """The begin of the window, which forgets cells that are more than twice its size back."""
         n_positions = len(self.sequences[seq])
         if not self.sliding_window:
             return n_positions - 1
         return max(0, n_positions - 2 * self.sliding_window)
 
     def last(self, seq: int) -> int:
-        """The last position of a sequence."""
         n_cells = min(len(self.sequences[seq]), len(self._seen[seq]))
         return self._positions(seq)[n_cells - 1] if n_cells else -1
 
     def close(self) -> None:
-        """Count the backend as freed."""
         self.closed = True
 
 
@@ -500,13 +483,11 @@ class ScriptedSampler:
         self._reply = bytes(self._said) + (adapters + reply).encode()
 
     def attach(self, seq: int) -> None:
-        """Take the sequence, which no other sampler has."""
         assert not self.closed and self._seq in (None, seq), "in two sequences"
         assert self._backend.samplers.setdefault(seq, self) is self, "two for a sequence"
         self._seq = seq
 
     def detach(self) -> None:
-        """Detach the sampler from its sequence."""
         if self._seq is not None:
             del self._backend.samplers[self._seq]
             self._seq = None
@@ -534,7 +515,6 @@ class ScriptedSampler:
         return token
 
     def sample_with_probs(self, row: int, n: int, *, post: bool) -> tuple[TokenId, TokenProbs]:
-        """Sample a token with probability 1."""
         token = self.sample(row)
         return token, self.probs(row, token, n, post=post)
 
@@ -545,7 +525,6 @@ class ScriptedSampler:
         self._said.append(token)
 
     def forced(self, n_max: int) -> list[TokenId]:
-        """Generate the tokens that the backend forces."""
         n_said = len(self._said)
         rest = self._reply[n_said:]
         tokens = list(rest[: min(n_max, self._backend.n_forced(self._reply[:n_said].decode()))])
@@ -553,12 +532,10 @@ class ScriptedSampler:
         return tokens
 
     def probs(self, row: int, token: TokenId, n: int, *, post: bool) -> TokenProbs:
-        """Give the token probability 1."""
         chosen = TokenProb(token, byte_vocab.pieces[token], 0.0)
         return TokenProbs(chosen, Candidates.of(*[chosen] * min(n, 1)))
 
     def close(self) -> None:
-        """Count the sampler as freed."""
         if not self.closed:
             self.detach()
             self.closed = True

@@ -19,11 +19,9 @@ class ScriptedBatch:
     rows: list[tuple[TokenId, int, int, bool]] = attrs.field(factory=list)
 
     def clear(self) -> None:
-        """Forget all rows."""
         self.rows.clear()
 
     def add(self, token: TokenId, pos: int, seq: int, *, logits: bool) -> int:
-        """Append a row."""
         assert len(self.rows) < self.n_batch, "the batch is full"
         self.rows.append((token, pos, seq, logits))
         return len(self.rows) - 1
@@ -31,27 +29,23 @@ class ScriptedBatch:
     def add_each(
         self, tokens: Sequence[TokenId], positions: Sequence[int], seqs: Sequence[int]
     ) -> range:
-        """Append a row with logits for each sequence."""
         start = len(self.rows)
         for token, pos, seq in zip(tokens, positions, seqs, strict=True):
             self.add(token, pos, seq, logits=True)
         return range(start, len(self.rows))
 
     def advance(self, tokens: Sequence[TokenId]) -> None:
-        """Replace the tokens of all rows."""
         self.rows[:] = [
             (token, pos + 1, seq, logits)
             for token, (_, pos, seq, logits) in zip(tokens, self.rows, strict=True)
         ]
 
     def extend(self, tokens: Sequence[TokenId], pos: int, seq: int) -> int:
-        """Append rows without logits."""
         for i, token in enumerate(tokens):
             self.add(token, pos + i, seq, logits=False)
         return len(self.rows) - 1
 
     def want_logits(self, row: int) -> None:
-        """Mark a row."""
         token, pos, seq, _ = self.rows[row]
         self.rows[row] = (token, pos, seq, True)
 

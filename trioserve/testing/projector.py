@@ -70,7 +70,6 @@ class ScriptedProjector:
 
     @property
     def max_chunk(self) -> int:
-        """The cells of a chunk, if they are not causal."""
         return 0 if self.is_causal else self.n_cells
 
     def prepare(
@@ -136,22 +135,19 @@ class ScriptedProjector:
             self._running = False
 
     def interrupt(self) -> None:
-        """Interrupt the running encoding."""
         self._interrupted.set()
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the running encoding should end early."""
         return self._interrupted.is_set()
 
     def set_threads(self, count: int) -> None:
-        """Record the number."""
         assert count > 0
         self.threads.append(count)
 
 
 def embeddings_of(chunk: MediaChunk, n_embd: int) -> Embeddings:
-    """Compute a scripted projector's embeddings of a chunk."""
+    """Make the embeddings that a scripted projector has for a chunk."""
     seed = int.from_bytes(hashlib.sha256(chunk.id.encode()).digest()[:8], "little")
     shape = chunk.n_cells, n_embd
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
@@ -197,7 +193,7 @@ class ChunkLog:
         return [*positions, pos]
 
     def is_border(self, cells: Sequence[CellKey]) -> bool:
-        """Whether these do not end within a chunk."""
+        """True unless these end within a chunk."""
         if not cells or cells[-1] >= 0:
             return True
         chunk, place = self._cells[cells[-1]]
@@ -212,7 +208,6 @@ class ChunkLog:
         return number if number < self.FIRST else self._keys[number - self.FIRST]
 
     def text(self, cells: Sequence[CellKey]) -> str:
-        """Write down a prompt for a script."""
         written = b""
         for key in cells:
             if key >= 0:

@@ -43,7 +43,6 @@ class ToolScript:
     result_mark: str = "<tool_response>"
 
     def __call__(self, prompt: str) -> str:
-        """Write what follows the prompt."""
         if self.tools_mark not in prompt:
             return self.aside
         n_results = prompt.count(self.result_mark)

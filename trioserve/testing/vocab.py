@@ -35,11 +35,9 @@ class ByteVocab:
         is_fragment: bool = False,
         check: Callable[[int], object] = lambda _n: None,
     ) -> tuple[TokenId, ...]:
-        """Encode as UTF-8."""
         return tuple(text.encode())
 
     def detokenize(self, tokens: Sequence[TokenId]) -> bytes:
-        """Join the bytes."""
         return b"".join(self.pieces[token] for token in tokens)
 
 

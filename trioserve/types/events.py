@@ -429,12 +429,12 @@ class SlotStatus:
     id: int
     state: str  # "idle", "prefill" or "decode"
     n_ctx: int
-    task_id: int | None
-    n_prompt: int
-    n_past: int  # tokens in the KV sequence
-    n_cached: int
-    n_decoded: int
-    paused: bool
+    task_id: int | None = None
+    n_prompt: int = 0
+    n_past: int = 0  # tokens in the KV sequence
+    n_cached: int = 0
+    n_decoded: int = 0
+    paused: bool = False
     encoding: bool = False  # its prompt waits for media to be encoded
     has_new_line: bool = False  # in the output so far
     speculative: bool = False  # it may have drafts

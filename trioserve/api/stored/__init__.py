@@ -1,4 +1,4 @@
-"""Records that outlive a connection: stored responses, conversations, files and batches, and usage.
+"""What outlives a connection: stored responses, conversations, files and batches, and usage.
 
 The server that clients talk to stores them, with one model as with many.
 """
@@ -10,6 +10,8 @@ from trioserve.api.stored import (
     chats,
     conversations,
     files,
+    message_batches,
+    message_files,
     responses,
     usage,
 )
@@ -25,6 +27,8 @@ ROUTES = (
     *chats.routes,
     *conversations.routes,
     *files.routes,
+    *message_batches.routes,
+    *message_files.routes,
     *responses.routes,
     *usage.routes,
 )

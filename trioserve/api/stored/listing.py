@@ -76,7 +76,7 @@ class StoredItems(PageOf):
 
 
 class DeletedRecord(Answer):
-    """A deleted record."""
+    """What was deleted."""
 
     id: str
     object: str
@@ -92,7 +92,7 @@ class DeletedOfAnthropic(Answer):
 
 @attrs.frozen
 class Page:
-    """The entries of a list that a request asks for."""
+    """Which entries of a list a request wants."""
 
     limit: int
     after: str | None
@@ -160,8 +160,14 @@ class Page:
     ) -> Json:
         """Answer with a page of the client's records of a kind.
 
-        `entry` makes what the list has of a record, and `form` the page. Records that are damaged
-        are logged and left out, unless `entry` can read them.
+        Damaged ones are logged, and left out of the list, unless `entry` knows what to say of them.
+
+        Args:
+            shelf: has them.
+            kind: which.
+            is_wanted: tells which of them are in the list.
+            entry: what the list has of a record.
+            form: makes the page; none: `page_of`.
 
         Raises:
             InvalidRequestError: there is no record `after` which the page begins.

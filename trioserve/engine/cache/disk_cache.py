@@ -1,4 +1,4 @@
-"""What left RAM, on disk: found by hashes of its keys, read and written in two more threads."""
+"""States on disk that left RAM: found by hashes of their keys, read and written by two threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BLOCK = 64
 #: Shorter texts are not written.
 SHORT = 32
 
-#: Bytes of states that wait to be written. What comes on top is not written.
+#: Bytes of states that wait to be written. Further ones are not written.
 MAX_WAITING = 2**28
 
 #: Seconds after which writing is tried again when the disk was full.
@@ -50,7 +50,7 @@ FIRST_COST = 1 / 500e6
 #: Nanoseconds: a folder that changes again this soon may keep its time.
 _TICK_NS = 50_000_000
 
-#: What the states depend on: the model with its settings, and each LoRA adapter.
+#: The things that states depend on: the model with its settings, and each LoRA adapter.
 Identity: TypeAlias = tuple[str, tuple[str, ...]]
 
 #: Whether to read a number of keys, in a number of seconds.
@@ -74,14 +74,13 @@ class _Entry:
 
 @attrs.frozen
 class Found:
-    """How much of a text can start from files, and which of them to read for that."""
+    """The length of a text that can start from files, and the files to read for that."""
 
     n_keys: int = 0
     entries: tuple[_Entry, ...] = ()
 
     @property
     def size(self) -> int:
-        """How many bytes there are to read."""
         return sum(entry.size for entry in self.entries)
 
 
@@ -99,7 +98,7 @@ def _hashes(root: bytes, keys: Sequence[CellKey]) -> Iterator[bytes]:
 
 
 class Index:
-    """Which files hold a beginning of a text.
+    """Finds the files that hold a beginning of a text.
 
     ::
 
@@ -114,7 +113,6 @@ class Index:
         self._ending: defaultdict[bytes, set[str]] = defaultdict(set)
 
     def add(self, head: StateHead) -> None:
-        """Note a file."""
         path = tuple(_hashes(head.root, head.keys))
         end = _next(path[-1], head.keys[BLOCK * (len(path) - 1) :])
         self.entries[head.name] = entry = _Entry(
@@ -225,7 +223,7 @@ class DiskCache:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no more time for writing."""
+        """True when there is no more time for writing."""
         return self._deadline is not None and monotonic() > self._deadline
 
     def _open(self) -> None:
@@ -243,7 +241,6 @@ class DiskCache:
             self._ready.set()
 
     def _update(self, folder: StateFolder) -> None:
-        """Note the files of other processes, and remove what is damaged."""
         changed = folder.changed()
         if changed == self._seen:
             return
@@ -257,7 +254,7 @@ class DiskCache:
                 self._remove_damaged(folder, name)
             except OSError:
                 continue  # another process has removed it
-        # What comes within the same tick of the clock would be missed.
+        # A file that comes within the same tick of the clock would be missed.
         self._seen = changed if time_ns() - changed > _TICK_NS else 0
 
     def _remove_damaged(self, folder: StateFolder, name: str) -> None:
@@ -266,7 +263,7 @@ class DiskCache:
         self._index.drop(name)
 
     def _is_kept(self, root: CacheRoot) -> bool:
-        """Whether texts are kept: not those with adapters that were loaded since the start."""
+        """True if texts are kept: none with adapters that were loaded since the start."""
         return all(id_ < len(self._adapters) for id_, _ in root.adapters)
 
     def _root(self, root: CacheRoot) -> bytes:
@@ -411,16 +408,16 @@ class DiskCache:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being written, or the folder not open yet."""
+        """True while something is being written, or the folder is not open yet."""
         return self._n_waiting > 0 or not self._ready.is_set()
 
     @property
     def is_paused(self) -> bool:
-        """Whether the disk was full a moment ago."""
+        """True while the disk was full a moment ago."""
         return monotonic() < self._pause_until
 
     def lacks(self, keys: list[CellKey], root: CacheRoot) -> bool:
-        """Whether more than a little of a sequence is not here, nor about to be."""
+        """True if more than a little of a sequence is not on disk, nor about to be."""
         folder = self._folder
         if folder is None or not self._is_kept(root):
             return False
@@ -432,7 +429,7 @@ class DiskCache:
         return len(keys) - n_held >= max(SHORT, len(keys) // 16)
 
     def has(self, entry: CachedState) -> bool:
-        """Whether a state is here, or cannot be."""
+        """True if a state is on disk, or cannot be."""
         if self._folder is None or not self._is_kept(entry.root):
             return True
         name = StateHead(self._root(entry.root), entry.keys, entry.is_checkpoint).name

@@ -24,7 +24,7 @@ UNCERTAIN_END = 4
 
 @attrs.frozen
 class CheckpointRules:
-    """How many checkpoints there may be, and where.
+    """The number of checkpoints, and their places.
 
     Nothing is kept where memory can be cut.
     """
@@ -69,7 +69,7 @@ def checkpoint_positions(
 
 
 def divergence_point(positions: list[int], shared: int, rules: CheckpointRules) -> int:
-    """Find the position where a prompt that shares so much diverges; makes one if there is none.
+    """Find the position where a prompt that shares so much diverges, or make one.
 
     One that is made takes the place of those soon after it.
     """
@@ -84,7 +84,7 @@ def divergence_point(positions: list[int], shared: int, rules: CheckpointRules) 
 
 
 def next_checkpoint(positions: list[int], n_held: int) -> int | None:
-    """Find the first position that lies ahead; None: there is none."""
+    """Find the first position that lies ahead, if there is one."""
     i = bisect_right(positions, n_held)
     return positions[i] if i < len(positions) else None
 
@@ -160,7 +160,7 @@ class PrefixCache:
             not backend.can_cut and ram_limit > 0 and self.ram.max_checkpoints > 0
         )
         self._clock = 0
-        #: Where the prompt of the request that started last diverges from all that was cached.
+        #: The cell at which the prompt of the last request diverged from all that was cached.
         self._diverges_at = 0
         #: Of sequences: the size of the state, and the 256th of the cells that it was measured at.
         self._sizes: dict[int, tuple[int, int]] = {}
@@ -174,7 +174,7 @@ class PrefixCache:
     # -- looking
 
     def can_share(self, n_cells: int) -> bool:
-        """Whether a sequence can start with a part of a prompt of this length."""
+        """True if a sequence can start with a part of a prompt of this length."""
         return self.keeps_checkpoints or n_cells <= self._backend.cuttable
 
     def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, list[KVSequence]]:
@@ -206,7 +206,9 @@ class PrefixCache:
         seq.from_disk = self._loaded is not None and self._loaded.from_disk
         if self._loaded is not None:
             self._loaded.from_disk, self._loaded = False, None
-        self._swap_out_idle()
+        n_idle = self.held.taken - self.held.taken_by_running() if self.max_idle is not None else 0
+        if self.max_idle is not None and n_idle > self.max_idle:
+            self.evict_one()  # one for each request that starts, so no request waits long
         return seq
 
     def _start(self, keys: list[CellKey], root: CacheRoot) -> KVSequence:
@@ -235,7 +237,7 @@ class PrefixCache:
         return self._empty()
 
     def _pays(self, n_cells: int, keys: list[CellKey]) -> bool:
-        """Whether it is quicker to copy that part of a prompt than to prefill it."""
+        """True if it is quicker to copy that part of a prompt than to prefill it."""
         return n_cells >= (SHORT if 2 * n_cells > len(keys) else self.min_shared)
 
     def release(self, seq: KVSequence) -> None:
@@ -257,7 +259,7 @@ class PrefixCache:
         return bool(kept)
 
     def swap_out(self, seq: KVSequence) -> None:
-        """Copy a sequence to RAM, unless it is short or already there, or there is no room."""
+        """Copy a sequence to RAM, unless it is short or already there, or RAM has no room."""
         if self._is_missing(seq) and self.ram.make_room(self._memory.size(seq.id)):
             self.ram.put(seq.held, seq.root, self._memory.save(seq.id))
 
@@ -345,36 +347,23 @@ class PrefixCache:
             self.disk.put(entry, wait=True)
 
     def _is_missing(self, seq: KVSequence) -> bool:
-        """Whether RAM lacks a sequence that is worth a place there, and can be read."""
+        """True if RAM lacks a sequence that is worth a place there, and can be read."""
         is_worth = len(seq.held) >= SHORT and self.held.can_read(seq)
         return is_worth and not self.ram.holds(seq.held, seq.root)
-
-    def _swap_out_idle(self) -> None:
-        """Swap out a kept sequence, where kept ones slow down those that request.
-
-        It is one for each request that starts: no request waits long, and their number does not
-        grow.
-        """
-        if (
-            self.max_idle is not None
-            and self.held.taken - self.held.taken_by_running() > self.max_idle
-        ):
-            self.evict_one()
 
     # -- how
 
     def _empty(self, among: list[KVSequence] | None = None) -> KVSequence:
-        """Get an empty sequence: a free one, else the one that was unused for longest.
-
-        In a split cache, those come first that have running neighbors: a batch is computed at once
-        where the numbers of its sequences are consecutive. What they hold must not be lost by that.
-        """
+        """Get an empty sequence: a free one, else the one that was unused for longest."""
         idle = among or self.held.idle()
+        # In a split cache, those come first that have running neighbors: a batch is computed at
+        # once where the numbers of its sequences are consecutive. RAM must keep what they hold.
         gathers = not self.unified and self.ram.limit > 0
 
         def order(seq: KVSequence) -> tuple[int, bool, int]:
-            n_neighbors = self.held.running_beside(seq) if gathers else 0
-            return -n_neighbors, bool(seq.held), seq.last_used
+            neighbors = self.held.all[max(0, seq.id - 1) : seq.id + 2]  # and itself, which is idle
+            n_running = sum(one.running for one in neighbors) if gathers else 0
+            return -n_running, bool(seq.held), seq.last_used
 
         seq = min(idle, key=order)
         self._evict(seq)
@@ -460,7 +449,7 @@ class PrefixCache:
     def keep_checkpoint(self, seq: KVSequence) -> None:
         """Keep the state that a sequence has now, so that others can start from here later.
 
-        Where not even one checkpoint fits into the RAM, there are none from then on.
+        If not even one checkpoint fits into the RAM, no more are made.
         """
         length, key = self.ram.find_checkpoint(seq.held, seq.root)
         if length == len(seq.held):
@@ -472,7 +461,6 @@ class PrefixCache:
             self.keeps_checkpoints = False
 
     def _is_useful(self, checkpoint: CachedState) -> bool:
-        """Whether a sequence can go back to a checkpoint: one here, or one in RAM."""
         keys, root = checkpoint.keys, checkpoint.root
         return self.held.match(keys, root)[0] == len(keys) or self.ram.holds(keys, root)
 

@@ -1,4 +1,4 @@
-"""Which sequence holds the longest beginning of a prompt: a radix tree over the keys of cells."""
+"""A radix tree over the keys of cells: it finds who holds the longest beginning of a prompt."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ class PrefixTree:
         return holder in self._ends
 
     def length(self, holder: int) -> int:
-        """How many keys are known of a holder's sequence."""
         return self._lengths.get(holder, 0)
 
     def extend(self, holder: int, keys: Sequence[CellKey], root: Hashable = None) -> None:
@@ -50,7 +49,10 @@ class PrefixTree:
         rest = list(keys)
         if not rest:
             return
-        node = self._ends.get(holder) or self._plant(holder, root)
+        node = self._ends.get(holder)
+        if node is None:
+            self._names[holder] = root
+            node = self._roots.setdefault(root, _Node([], None, set()))
         self._lengths[holder] = self.length(holder) + len(rest)
         while rest:
             child = node.children.get(rest[0])
@@ -126,11 +128,6 @@ class PrefixTree:
         return [key for part in reversed(parts) for key in part]
 
     # -- the shape of the tree
-
-    def _plant(self, holder: int, name: Hashable) -> _Node:
-        """Find the root that a new holder begins at."""
-        self._names[holder] = name
-        return self._roots.setdefault(name, _Node([], None, set()))
 
     def _grow(self, node: _Node, keys: list[CellKey], holder: int) -> _Node:
         """Add keys below a node that has no child for them."""

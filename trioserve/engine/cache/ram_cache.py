@@ -1,4 +1,4 @@
-"""What left the KV cache and may be needed again, kept in RAM under a limit of bytes."""
+"""States that left the KV cache and may be needed again, in RAM, under a limit of bytes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RamCache:
         if size > self.limit:
             return False
         if self.size + size > self.limit:
-            self._evict_useless()
+            self.drop_useless(self._evict)
         while self.size + size > self.limit:
             self._evict(next(iter(self._entries)))
         return True
@@ -82,7 +82,7 @@ class RamCache:
     def put_checkpoint(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
         """Keep a checkpoint. There must be none of the same keys."""
         if self.n_checkpoints >= self.max_checkpoints:
-            self._evict_useless()
+            self.drop_useless(self._evict)
         if self.n_checkpoints >= self.max_checkpoints:
             self._evict(self._all_checkpoints()[0])
         if self.make_room(len(state)):
@@ -102,7 +102,6 @@ class RamCache:
         return [entry_id for entry_id, entry in self._entries.items() if entry.is_checkpoint]
 
     def holds(self, keys: list[CellKey], root: CacheRoot) -> bool:
-        """Whether all of `keys` is here already."""
         return self._tree.match(keys, root)[0] == len(keys)
 
     def find(self, keys: list[CellKey], root: CacheRoot) -> tuple[int, int]:
@@ -141,7 +140,6 @@ class RamCache:
         return self._entries[entry_id]
 
     def drop(self, entry_id: int) -> None:
-        """Remove an entry."""
         entry = self._entries.pop(entry_id)
         self.size -= len(entry.state)
         self.n_checkpoints -= entry.is_checkpoint
@@ -151,21 +149,14 @@ class RamCache:
         self._on_evict(self._entries[entry_id])
         self.drop(entry_id)
 
-    def drop_useless(self) -> None:
-        """Forget the checkpoints that no sequence can go back to."""
-        for entry_id in self._useless():
-            self.drop(entry_id)
-
-    def _evict_useless(self) -> None:
-        for entry_id in self._useless():
-            self._evict(entry_id)
-
-    def _useless(self) -> list[int]:
-        checkpoints = self._all_checkpoints()
-        return [one for one in checkpoints if not self._is_useful(self._entries[one])]
+    def drop_useless(self, drop: Callable[[int], object] | None = None) -> None:
+        """Forget, or `drop`, the checkpoints that no sequence can go back to."""
+        for entry_id in self._all_checkpoints():
+            if not self._is_useful(self._entries[entry_id]):
+                (drop or self.drop)(entry_id)
 
     def add(self, entry: CachedState) -> None:
-        """Keep a state from elsewhere, unless it is here or there is no room."""
+        """Keep a state from elsewhere, unless it is here already or does not fit."""
         keys, root, state = entry.keys, entry.root, entry.state
         if entry.is_checkpoint:
             if self.find_checkpoint(keys, root)[0] < len(keys):

@@ -1,4 +1,4 @@
-"""What every KV sequence holds, and how that is changed: here and in llama.cpp at the same time."""
+"""The contents of every KV sequence; they are changed here and in llama.cpp at the same time."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class CellLedger:
         self._own[seq] = spans[-1] if spans and len(spans[-1].uses) == 1 else None
 
     def own(self, seq: int) -> int:
-        """How many cells of a sequence no other sequence shares."""
+        """Count the cells of a sequence that no other sequence shares."""
         freed = 0
         for span in self._spans[seq]:
             others = (used for other, used in span.uses.items() if other != seq)
@@ -100,7 +100,7 @@ class CellLedger:
         return freed
 
     def taken_by(self, seqs: set[int]) -> int:
-        """How many cells a set of sequences uses."""
+        """Count the cells that a set of sequences uses."""
         spans = {id(span): span for seq in seqs for span in self._spans[seq]}
         return sum(
             max(used for seq, used in span.uses.items() if seq in seqs) for span in spans.values()
@@ -134,10 +134,10 @@ class KVSequence:
     root: CacheRoot = attrs.field(default=CacheRoot())
     running: bool = False
     last_used: int = 0
-    #: Where its beginning was when its request started: in RAM, and before that on disk.
+    #: Its beginning was in RAM when its request started, and before that on disk.
     from_ram: bool = False
     from_disk: bool = False
-    #: Where chunks of media end that have fewer positions than cells: the number of cells up to
+    #: The ends of chunks of media with fewer positions than cells: the number of cells up to
     #: that end, and how many of them add no position.
     folds: list[tuple[int, int]] = attrs.field(factory=list)
 
@@ -175,7 +175,7 @@ class KVSequence:
                 self.folds.pop()
 
     def ends_at(self, position: int) -> bool:
-        """Whether this is the last position that llama.cpp can have for what is held.
+        """True if this can be llama.cpp's last position of these cells.
 
         Inside a chunk, positions are the projector's business.
         """
@@ -244,7 +244,7 @@ class Sequences:
         return sum(min(len(seq.held), self._window) for seq in seqs)
 
     def own(self, seq: KVSequence) -> int:
-        """How many cells of a sequence are in no other sequence."""
+        """Count the cells of a sequence that are in no other sequence."""
         return self._ledger().own(seq.id)
 
     def idle(self) -> list[KVSequence]:
@@ -252,7 +252,7 @@ class Sequences:
         return [seq for seq in self.all if not seq.running]
 
     def can_cut(self, seq: KVSequence, length: int) -> bool:
-        """Whether a sequence can be cut there: at any place, or its window still reaches back.
+        """True if a sequence can be cut there: anywhere, or as its window still reaches back.
 
         In a unified cache, copies share the cells of a window, and llama.cpp does not use a shared
         cell again that has left the windows of all: the cells would run out.
@@ -266,18 +266,13 @@ class Sequences:
         return is_whole or (may_be and self._memory.first(seq.id) <= reach)
 
     def can_share(self, seq: KVSequence, length: int) -> bool:
-        """Whether a request can have that much of a sequence, cut or copied, without a checkpoint.
+        """True if a request can have that much of a sequence, cut or copied, without a checkpoint.
 
         A copy of a state lacks what is behind the window.
         """
         if seq.running and not self._backend.unified and len(seq.held) > self._backend.cuttable:
             return False
         return self.can_cut(seq, length)
-
-    def running_beside(self, seq: KVSequence) -> int:
-        """Count the running ones among the two sequences before and after one."""
-        beside = self.all[max(0, seq.id - 1) : seq.id + 2]
-        return sum(other.running for other in beside if other is not seq)
 
     # -- looking
 
@@ -314,7 +309,7 @@ class Sequences:
             self._n_unknown -= n_cells
 
     def can_read(self, seq: KVSequence) -> bool:
-        """Whether its state is there: no copy to it waits for the next decode."""
+        """True if its state is there: no copy to it waits for the next decode."""
         return seq.id not in self._targets
 
     def loadable(self) -> list[KVSequence]:
@@ -369,9 +364,8 @@ class Sequences:
         return False
 
     def expect_to_take_back(self, seq: KVSequence) -> None:
-        """Prepare for `take_back` after the next decode."""
-        if self._backend.rollback.needs_state:
-            self._before[seq.id] = len(seq.held), self._memory.save(seq.id, partial=True)
+        """Keep the state that `take_back` after the next decode returns to."""
+        self._before[seq.id] = len(seq.held), self._memory.save(seq.id, partial=True)
 
     def take_back(self, seq: KVSequence, n_cells: int) -> None:
         """Remove the last cells, of those that the last decode has added.
@@ -430,11 +424,9 @@ class Sequences:
         target.root = source.root
 
     def _copies_state(self, source: KVSequence, target: KVSequence) -> bool:
-        """Whether to copy a state in a split cache, or leave the copy to llama.cpp.
-
-        llama.cpp copies all of a part, empty cells included, with the next decode. Where sequences
-        cannot be cut, that would overwrite what the target is rewound to.
-        """
+        """True if a state is copied in a split cache; else llama.cpp copies a part."""
+        # llama.cpp copies all of a part, empty cells included, with the next decode. Where
+        # sequences cannot be cut, that would overwrite what the target is rewound to.
         if not self._backend.can_cut or self._backend.is_elastic:
             return True
         is_free = target.id not in self._sources | self._targets

@@ -78,7 +78,6 @@ class StateHead:
 
     @property
     def name(self) -> str:
-        """The name of its file."""
         kind = b"checkpoint" if self.is_checkpoint else b"sequence"
         digest = hashlib.blake2b(self.root, digest_size=16, person=kind)
         digest.update(pack_keys(self.keys))
@@ -119,8 +118,7 @@ class StateFolder:
     def open(self) -> None:
         """Make the folder, and remove what interrupted writes have left.
 
-        Raises:
-            OSError: it cannot be made, or belongs to another user.
+        Raises OSError: it cannot be made, or belongs to another user.
         """
         self._base.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):
@@ -134,7 +132,7 @@ class StateFolder:
         self.make_room(0)
 
     def _scan(self, is_wanted: Callable[[str], object]) -> Iterator[os.DirEntry[str]]:
-        """Go through the files of all models. Other folders, and those of other users, are none."""
+        """Go through the files of all models, but not those in folders of other users."""
         with os.scandir(self._base) as folders:
             found = [one for one in folders if _FOLDER.fullmatch(one.name)]
         for folder in filter(_is_own_folder, found):
@@ -178,7 +176,6 @@ class StateFolder:
             os.utime(self.path / name)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
         with suppress(OSError):
             (self.path / name).unlink()
 

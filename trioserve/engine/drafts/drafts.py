@@ -24,9 +24,9 @@ class Balance:
     the gains, nothing is drafted; every step forgives a little.
     """
 
-    #: What may be lost before anything is gained.
+    #: The steps that may be lost before anything is gained.
     START = 2.0
-    #: What is forgiven in each step.
+    #: The loss that each step forgives.
     ALLOWANCE = 0.005
     #: The largest credit: gains of long ago do not pay for later losses.
     MOST = 20.0
@@ -36,7 +36,6 @@ class Balance:
 
     @property
     def is_good(self) -> bool:
-        """Whether there may be drafts."""
         return self._steps > 0
 
     def add(self, n_accepted: int, n_streams: int, cost: float) -> None:
@@ -47,7 +46,6 @@ class Balance:
         self._steps = min(self.MOST, self._steps + n_accepted / n_streams - (cost - 1))
 
     def forgive(self) -> None:
-        """Count a step without drafts."""
         if self._steps < self.START:
             self._steps += self.ALLOWANCE
 
@@ -67,16 +65,16 @@ MIN_PROMPT = 32
 
 @attrs.define
 class _Guesses:
-    """What a drafter guesses for a slot, and how good it is at that."""
+    """A drafter's guess for a slot, and how good its guesses have been."""
 
     #: Tokens that come next, if it is right.
     tokens: list[TokenId] = attrs.field(factory=list)
     acceptance: Acceptance = attrs.field(factory=Acceptance)
-    #: Where its drafts do not pay: steps until it is asked again, and then until the next time.
+    #: Steps until it is asked again although its drafts do not pay, and then until the next time.
     wait: int = 0
     pause: int = 1
     last_pause: int = 1  # before the last probe
-    #: What is known of this drafter from all slots, unless it is good for one text or another.
+    #: The experience with this drafter in all slots, unless it is good for one text or another.
     general: _Guesses | None = None
 
     def check(self, new: list[TokenId]) -> None:
@@ -96,11 +94,6 @@ class _Guesses:
         self.wait, self.last_pause = self.pause, self.pause
         self.set_pause(min(MAX_PAUSE * n_streams, 2 * n_streams * self.pause))
         return True
-
-    def ask_again(self) -> None:
-        """Ask in the next step again: the drafter had first to catch up with the text."""
-        self.wait = 0
-        self.set_pause(self.last_pause)
 
     def set_pause(self, pause: int) -> None:
         """Set the pause after the next probe, for new texts too."""
@@ -124,12 +117,11 @@ class _Stream:
 
     @property
     def is_void(self) -> bool:
-        """Whether the slot has another text by now."""
+        """True if the slot has another text by now."""
         request = self.request
         return self.slot.request is not request or self.n_discarded != request.n_discarded
 
     def ask(self, length: int) -> DraftRequest:
-        """Ask for a draft of at most `length` tokens."""
         slot, request = self.slot, self.request
         assert slot.seq is not None
         return DraftRequest(
@@ -179,16 +171,15 @@ class Drafts:
         self._drafters = tuple(drafters)
         self._general = [_Guesses() for _ in drafters]
         self._counts = [DraftCounts(drafter.name) for drafter in drafters]
-        #: Whether slots may have drafts. Without, there is nothing to propose or to observe.
+        #: Slots may have drafts. Without, there is nothing to propose or to observe.
         self.is_on = bool(drafters) and self._scheduler.rollback.n_max > 0
 
     @property
     def counts(self) -> tuple[DraftCounts, ...]:
-        """What became of the drafts of each drafter; nothing where there can be none."""
+        """The outcome of the drafts of each drafter; empty where slots have no drafts."""
         return tuple(self._counts) if self.is_on else ()
 
     def close(self) -> None:
-        """Close the drafters."""
         for drafter in self._drafters:
             drafter.close()
 
@@ -215,7 +206,7 @@ class Drafts:
             self._scheduler.even_out()
 
     def rest(self) -> bool:
-        """Whether the next step has no draft, unless a request comes or goes. Counts such steps."""
+        """True if the next step has no draft, unless a request comes or goes. Counts such steps."""
         is_over = self._n_rested >= self._rest
         self._n_rested += not is_over
         return not is_over
@@ -300,7 +291,7 @@ class Drafts:
             drafter.pays = could or not self.costs.is_known(n_busy)
 
     def _could_pay(self, limits: list[int], n_streams: int, n_rows: int, step_s: float) -> bool:
-        """Whether drafts would pay if they were good."""
+        """True if drafts would pay if they were good."""
         chances = [GOOD] * len(limits)
         return any(self._share_rows(limits, chances, n_streams, n_rows, step_s))
 
@@ -317,11 +308,8 @@ class Drafts:
     def _ask(
         self, i: int, streams: list[_Stream], n_streams: int, n_rows: int
     ) -> tuple[int, list[_Stream]]:
-        """Ask a drafter; returns how many tokens it drafts, and the slots that it drafts none for.
-
-        A free drafter guesses first, and then the lengths are chosen. Any other drafter is asked
-        for the chosen lengths.
-        """
+        """Ask a drafter; returns how many tokens it drafts, and the slots that have no draft."""
+        # A free drafter guesses first, and then the lengths are chosen; others are asked for them.
         drafter = self._drafters[i]
         is_free, step_s = drafter.is_free, drafter.step_s
         if is_free:
@@ -395,6 +383,7 @@ class Drafts:
         drafts = drafter.propose(requests)
         for guess, draft in zip(asked, drafts, strict=True):
             guess.tokens = list(draft or ())
-            if draft is None:
-                guess.ask_again()
+            if draft is None:  # it has first to catch up with the text
+                guess.wait = 0
+                guess.set_pause(guess.last_pause)
         self._asking_s += perf_counter() - start

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trioserve.engine.step_costs import StepCosts
 
-#: What drafts must be expected to bring at least: the rate of a stream, as a logarithm.
+#: The least gain that drafts must be expected to bring: the rate of a stream, as a logarithm.
 MARGIN = 0.02
 
 #: Numbers of rows that a step with drafts may have, besides the most possible. Rows are cheaper in
@@ -19,7 +19,7 @@ LEAST = 0.002
 
 
 class Acceptance:
-    """How likely the next token of a draft is right, for one slot and one drafter.
+    """The likelihood that the next token of a draft is right, for one slot and one drafter.
 
     Right tokens count, and each draft's first mistake. A mistake reduces the weight of all before.
     """
@@ -29,7 +29,7 @@ class Acceptance:
     #: The most right tokens that count, so that the end of a repetition is soon noticed.
     MOST = 256.0
 
-    #: How many tokens of other texts count.
+    #: The number of tokens of other texts that count.
     FEW = 4.0
 
     __slots__ = ("_n_right", "_n_wrong")

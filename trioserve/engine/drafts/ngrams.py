@@ -33,7 +33,6 @@ class NgramIndex:
         return len(self._text) - self._n_repeated + len(self._old[0])
 
     def add(self, tokens: Sequence[TokenId]) -> None:
-        """Append tokens to the text."""
         self.n_added += len(tokens)
         start = 0
         while start < len(tokens):
@@ -63,8 +62,8 @@ class NgramIndex:
         """The part of the text that is still kept."""
         return self._old[0] + self._text[self._n_repeated :]
 
-    def go_on(self, n_max: int) -> Sequence[TokenId]:
-        """Return the next `n_max` tokens of the text if it repeats itself, or none.
+    def continuation(self, n_max: int) -> Sequence[TokenId]:
+        """Guess the next `n_max` tokens of the text if it repeats itself.
 
         ::
 
@@ -131,7 +130,7 @@ class NgramDrafter:
         index.add(keys[index.n_added :])
         n_max = min(rules.n_max, request.n_max)
         last = keys[-rules.n :]
-        guess = index.go_on(n_max)
+        guess = index.continuation(n_max)
         if not guess and (shared := self._shared.get(request.root)) is not None:
             guess = shared.guess(last, n_max)
         return guess if len(guess) >= rules.n_min else ()
@@ -157,10 +156,8 @@ class NgramDrafter:
 
     @property
     def n_shared(self) -> int:
-        """How many tokens of earlier requests are indexed."""
         return sum(map(len, self._shared.values()))
 
     def close(self) -> None:
-        """Drop all n-grams."""
         self._own.clear()
         self._shared.clear()

@@ -49,7 +49,7 @@ class Item(ABC):
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """What it holds so far."""
         return "".join(self._texts)
 
     @abstractmethod

@@ -24,18 +24,26 @@ from trioserve.left_out import leave_out
 from trioserve.tools.web.scope import N_RESULTS, Uses, WebScope
 from trioserve.tools.web.tools import FETCH, SEARCH
 
-#: Fields that each function in an answer has, also if the request leaves them out.
+#: What a function of an answer must have, also if the request does not.
 _OF_FUNCTION: dict[str, Any] = {"description": None, "parameters": None, "strict": False}
 
 
 @attrs.frozen
 class OfferedTool:
-    """A tool that the model may call."""
+    """A tool that the model may call.
 
-    kind: str  # its type in the request
-    name: str  # in the request; of a tool known by its type, that of its function
-    place: str  # in the request
-    function: dict[str, Any]  # for the model, without the name
+    Attributes:
+        kind: its type in the request.
+        name: its name there; for a tool known by its type, that of its function.
+        place: where it is in the request.
+        function: what the model sees, but for the name.
+        namespace: that which it is in.
+    """
+
+    kind: str
+    name: str
+    place: str
+    function: dict[str, Any]
     namespace: str | None = None
 
 
@@ -103,7 +111,7 @@ class Offer:
 
     @property
     def places(self) -> list[str]:
-        """The place of each in the request."""
+        """Where each is in the request."""
         return [tool.place for tool in self.tools.values()]
 
     def name_of(self, namespace: str | None, name: str) -> str:
@@ -172,7 +180,7 @@ _SIZE = one_of(*_N_RESULTS)
 
 
 def _is_hosted(tool: Mapping[str, Any]) -> bool:
-    """True if a tool that clients can run is to run on the server."""
+    """Whether a tool that clients can run is to run at the server's side."""
     environment = tool.get("environment")
     if isinstance(environment, Mapping) and environment.get("type") != "local":
         return True
