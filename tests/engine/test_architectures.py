@@ -73,7 +73,7 @@ class Known:
     path: Path
     prompts: list[list[int]]
     said: list[Said]
-    #: What the third prompt begins, and how it goes on after another 5 tokens of the user.
+    #: The third prompt with its answer and another 5 tokens of the user, and the next answer.
     next_turn: list[int]
     next_said: Said
 

@@ -51,41 +51,15 @@ KINDS = pytest.mark.parametrize(
     ],
     ids=["same", "next turn", "edit", "thinking cut", "same system prompt", "regenerate"],
 )
-def test_what_parts_from_a_prompt_starts_there(
+def test_a_prompt_starts_where_it_diverges_from_an_earlier_one(
     prompt: str, n_new: int, shape: dict[str, int]
 ) -> None:
     chats = harness(answer="yes", **shape)
-    chats.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS)
-    chats.run()
+    chats.complete(1, ASKED, divergence_points=DIVERGENCE_POINTS)
     assert prefilled(chats, 1) == len(ASKED)
-    chats.submit(2, prompt, divergence_points=(len(SYSTEM),))
-    chats.run()
+    chats.complete(2, prompt, divergence_points=(len(SYSTEM),))
     assert prefilled(chats, 2) == n_new
     assert chats.text(2) == "yes"
-
-
-def test_a_chat_that_went_on_still_has_its_past() -> None:
-    chats = harness(answer="yes")
-    text = SYSTEM
-    for turn in range(1, 6):
-        hint = len(text)
-        text += f"U{turn}" * 20 + "A"
-        chats.submit(turn, text, divergence_points=(len(SYSTEM), hint))
-        chats.run()
-        text += "yes"
-    assert [prefilled(chats, turn) for turn in range(1, 6)] == [241, 41, 41, 41, 41]
-    chats.submit(6, text[: 200 + 2 * 44] + "edited", divergence_points=())
-    chats.run()
-    assert prefilled(chats, 6) == 6
-
-
-@KINDS
-def test_eight_requests_with_one_prefix_prefill_it_once(shape: dict[str, int]) -> None:
-    crowd = harness(rules=CheckpointRules(step=0), **{"n_slots": 4, **shape})
-    for task_id in range(1, 9):
-        crowd.submit(task_id, SYSTEM + "X" + str(task_id) * 30)
-    crowd.run()
-    assert crowd.backend.n_decoded <= len(SYSTEM) + 8 * (31 + 3)
 
 
 def test_followers_meet_their_leader_at_a_place_that_is_near() -> None:
@@ -97,65 +71,27 @@ def test_followers_meet_their_leader_at_a_place_that_is_near() -> None:
     assert [prefilled(crowd, i) for i in (2, 3, 4)] == [35, 35, 35]
 
 
-def test_a_request_that_comes_later_has_the_leader_stop() -> None:
-    crowd = harness(rules=CheckpointRules(step=0))
-    crowd.submit(1, "s" * 600)
-    crowd.step()
-    assert 0 < len(crowd.backend.sequences[0]) < 300
-    crowd.submit(2, "s" * 300 + "and something else")
-    crowd.run()
-    assert prefilled(crowd, 2) == 18
-
-
 def test_a_long_prompt_has_checkpoints_on_the_way() -> None:
     long = harness(rules=CheckpointRules(step=100))
-    long.submit(1, "a" * 950)
-    long.run()
-    long.submit(2, "a" * 555 + "b" * 20)
-    long.run()
+    long.complete(1, "a" * 950)
+    long.complete(2, "a" * 555 + "b" * 20)
     assert prefilled(long, 2) == 75
-
-
-def test_what_went_to_ram_can_go_back_too() -> None:
-    small = harness(n_slots=1, n_seqs=1, n_ctx=400)
-    small.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS)
-    small.run()
-    small.submit(2, "other" * 70)
-    small.run()
-    assert not any(seq[:1] == [ord("s")] for seq in small.backend.sequences)
-    small.submit(3, SYSTEM + "hello")
-    small.run()
-    assert prefilled(small, 3) == 5
 
 
 @KINDS
 def test_a_state_that_cannot_be_restored_is_computed_anew(shape: dict[str, int]) -> None:
     broken = harness(**shape)
-    broken.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS)
-    broken.run()
+    broken.complete(1, ASKED, divergence_points=DIVERGENCE_POINTS)
     broken.backend.on_rewind = lambda: False
-    broken.submit(2, SYSTEM + "hello")
-    broken.run()
+    broken.complete(2, SYSTEM + "hello")
     assert prefilled(broken, 2) == len(SYSTEM + "hello")
     assert broken.text(2) == "yes"
     ram = broken.engine._scheduler.cache.ram
     # It was dropped, and made again where the second prompt diverged from the first one.
     assert ram.find_checkpoint(list(SYSTEM.encode()), CacheRoot())[0] == len(SYSTEM)
     broken.backend.on_rewind = lambda: True
-    broken.submit(3, SYSTEM + "and again")
-    broken.run()
+    broken.complete(3, SYSTEM + "and again")
     assert broken.text(3) == "yes"
-
-
-def test_a_checkpoint_belongs_to_its_root() -> None:
-    shared = harness()
-    shared.submit(1, ASKED, CacheRoot(owner="a"), divergence_points=DIVERGENCE_POINTS)
-    shared.run()
-    shared.submit(2, ASKED, CacheRoot(owner="b"), divergence_points=DIVERGENCE_POINTS)
-    shared.run()
-    shared.submit(3, ASKED, CacheRoot(owner="a"))
-    shared.run()
-    assert [prefilled(shared, i) for i in (1, 2, 3)] == [len(ASKED), len(ASKED), 1]
 
 
 @pytest.mark.parametrize(
@@ -168,37 +104,15 @@ def test_without_room_for_them_there_are_none(rules: CheckpointRules, ram: int) 
     for task_id in range(1, 9):
         without.submit(task_id, ASKED + str(task_id) * 20, divergence_points=DIVERGENCE_POINTS)
     without.run()
-    without.submit(9, SYSTEM + "hello")
-    without.run()
+    without.complete(9, SYSTEM + "hello")
     assert without.engine._scheduler.cache.ram.n_checkpoints == 0
     assert not without.engine.keeps_checkpoints
     assert prefilled(without, 9) == len(SYSTEM + "hello")
 
 
-def test_a_model_that_can_be_cut_needs_none() -> None:
-    plain = harness(can_cut=True)
-    plain.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS)
-    plain.step()
-    run = plain.engine._scheduler.slots[0].request
-    assert run is not None and run.checkpoints == []
-    plain.run()
-    plain.submit(2, SYSTEM + "hello", divergence_points=(7,))
-    plain.run()
-    assert prefilled(plain, 2) == 5
-    assert plain.backend.n_checkpoints == 0
-
-
-def test_who_does_not_want_the_cache_leaves_no_checkpoint() -> None:
-    apart = harness()
-    apart.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS, cache_prompt=False)
-    apart.run()
-    assert apart.backend.n_checkpoints == 0
-
-
 def test_a_slot_that_is_erased_leaves_no_checkpoint() -> None:
     one = harness()
-    one.submit(1, ASKED, divergence_points=DIVERGENCE_POINTS)
-    one.run()
+    one.complete(1, ASKED, divergence_points=DIVERGENCE_POINTS)
     ram = one.engine._scheduler.cache.ram
     assert ram.n_checkpoints == 2
     one.engine.erase_slot(one.finish(1).slot_id, "")
@@ -233,17 +147,13 @@ def test_the_windows_of_all_fit(n_shared: int, preempts: bool) -> None:
 def test_short_texts_with_a_window_need_no_checkpoints() -> None:
     backend = ScriptedBackend(n_slots=2, n_ctx=4000, can_cut=False, cuttable=200, is_elastic=True)
     harness = Harness(backend, cache_ram=2**20, checkpoints=CheckpointRules())
-    harness.submit(1, "a" * 100 + "b" * 50, divergence_points=(60, 100), max_tokens=20)
-    harness.run()
+    harness.complete(1, "a" * 100 + "b" * 50, divergence_points=(60, 100), max_tokens=20)
     assert backend.n_checkpoints == 0
-    harness.submit(2, "a" * 100 + "c" * 50, max_tokens=20)
-    harness.run()
+    harness.complete(2, "a" * 100 + "c" * 50, max_tokens=20)
     assert (harness.finish(2).timings.cache_n, harness.text(2)) == (100, ("A" * 100)[:20])
-    harness.submit(3, "x" * 250 + "b" * 50, divergence_points=(60, 250), max_tokens=2)
-    harness.run()
+    harness.complete(3, "x" * 250 + "b" * 50, divergence_points=(60, 250), max_tokens=2)
     assert backend.n_checkpoints == 3, "the window is full, and forgets what is behind it"
-    harness.submit(4, "x" * 250 + "c" * 50, max_tokens=2)
-    harness.run()
+    harness.complete(4, "x" * 250 + "c" * 50, max_tokens=2)
     assert harness.finish(4).timings.cache_n == 250
 
 
@@ -265,8 +175,7 @@ def test_a_window_that_still_reaches_back_is_cut(
     text = "".join(chr(97 + i % 23) for i in range(300))
     chats.submit(1, text)  # with the answer 303 tokens; the window holds the last 100 of them
     chats.run()
-    chats.submit(2, text[:n_shared] + "OTHER")
-    chats.run()
+    chats.complete(2, text[:n_shared] + "OTHER")
     assert prefilled(chats, 2) == n_new
     assert chats.text(2) == "yes"
 
@@ -274,8 +183,7 @@ def test_a_window_that_still_reaches_back_is_cut(
 def test_the_place_where_a_prompt_diverges_is_good_for_the_next_one() -> None:
     chats = harness(rules=CheckpointRules(step=0))
     for task_id in (1, 2, 3):
-        chats.submit(task_id, SYSTEM + f"{task_id}" * 30)
-        chats.run()
+        chats.complete(task_id, SYSTEM + f"{task_id}" * 30)
     assert [prefilled(chats, task_id) for task_id in (1, 2, 3)] == [230, 230, 30]
 
 
@@ -285,11 +193,9 @@ def test_control_tokens_mark_the_turns_of_a_raw_prompt(monkeypatch: pytest.Monke
     pieces[ord("#")] = b""
     monkeypatch.setattr(type(chats.backend.vocab), "pieces", pieces)
     turns = [f"#{'abcdefgh'[i] * 40}" for i in range(8)]
-    chats.submit(1, "".join(turns))
-    chats.run()
+    chats.complete(1, "".join(turns))
     for n_turns, n_cached in ((1, 41), (2, 82), (4, 82), (5, 205), (7, 287)):
         prompt = "".join(turns[:n_turns]) + "#OTHER"
         assert chats.engine._cache._turns(Prompt(prompt.encode()))[-1] == 41 * n_turns
-        chats.submit(10 + n_turns, prompt)
-        chats.run()
+        chats.complete(10 + n_turns, prompt)
         assert chats.finish(10 + n_turns).timings.cache_n == n_cached

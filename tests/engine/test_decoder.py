@@ -11,7 +11,6 @@ import pytest
 from tests.support.engine_harness import Harness
 from trioserve.engine.decoder import MIN_INTERRUPTED
 from trioserve.testing import ScriptedBackend
-from trioserve.types import AdapterInfo, CacheRoot
 
 LONG = "x" * 400
 
@@ -48,8 +47,7 @@ def test_a_prompt_that_is_cancelled_ends_its_decode() -> None:
     assert not harness.step()
     assert harness.states() == ["idle", "idle"]
     assert harness.backend.n_decodes == 1
-    harness.submit(2, "two")
-    harness.run()
+    harness.complete(2, "two")
     assert harness.text(2) == "TWO"
 
 
@@ -70,8 +68,7 @@ def test_a_cancel_between_the_inbox_and_the_decode(monkeypatch: pytest.MonkeyPat
     assert not harness.step()
     assert harness.states() == ["idle", "idle"]
     monkeypatch.undo()
-    harness.submit(2, "two")
-    harness.run()
+    harness.complete(2, "two")
     assert harness.text(2) == "TWO"
 
 
@@ -92,12 +89,12 @@ def test_a_prompt_that_others_decode_beside(n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("cancelled", [1, 3])
-def test_what_is_not_the_larger_part_interrupts_nothing(cancelled: int) -> None:
+def test_a_cancel_of_a_smaller_part_interrupts_nothing(cancelled: int) -> None:
     harness, canceller = harness_with(n_slots=3)
     harness.submit(1, "one", max_tokens=4)
     harness.step()
     harness.submit(2, LONG)
-    canceller.due = [cancelled]  # a stream, and one that nobody knows
+    canceller.due = [cancelled]  # a stream, and an unknown task
     harness.step()
     assert harness.backend.n_decoded > 3 + MIN_INTERRUPTED
     harness.run()
@@ -133,29 +130,6 @@ def test_others_lose_no_two_decodes_in_a_row() -> None:
     assert harness.text(1) == "O" * 40
 
 
-def test_a_cancel_that_crosses_with_the_end_of_its_decode() -> None:
-    harness, _ = harness_with()
-    harness.submit(1, "one")
-    harness.backend.interrupt()  # comes when another one has begun
-    harness.step()
-    assert harness.backend.n_decoded == 0
-    harness.run()
-    assert harness.text(1) == "ONE"
-
-
-def test_the_adapters_stay_known() -> None:
-    backend = ScriptedBackend(n_batch=256, adapters=[AdapterInfo(path="0")])
-    harness = Harness(backend)
-    canceller = Canceller(harness)
-    root = CacheRoot(((0, 1.0),))
-    harness.submit(1, LONG, root)
-    canceller.due = [1]
-    harness.run()
-    harness.submit(2, "two", root)  # the backend asserts that they are not set again
-    harness.run()
-    assert harness.text(2) == "<0:1>TWO"
-
-
 def test_the_threads_are_those_for_the_tokens_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(ScriptedBackend(n_slots=2))
     told: list[int] = []
@@ -175,12 +149,3 @@ def test_the_threads_are_those_for_the_tokens_of_the_batch(monkeypatch: pytest.M
     harness.step()
     harness.step()
     assert told == [11, 5, 41, 2]
-
-
-def test_nothing_but_many_streams_is_no_prompt_to_cancel() -> None:
-    n_slots = MIN_INTERRUPTED + 1
-    harness = Harness(ScriptedBackend(n_slots=n_slots, n_batch=2 * n_slots))
-    for task_id in range(n_slots):
-        harness.submit(task_id, "one", max_tokens=3)
-    harness.run()
-    assert {harness.text(task_id) for task_id in range(n_slots)} == {"ONE"}

@@ -9,7 +9,7 @@ import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from trioserve.engine.detokenizer import Detokenizer
+from trioserve.engine.detokenizer import Detokenizer, IndentStop
 from trioserve.types import Aside
 
 
@@ -38,18 +38,9 @@ def test_characters_come_whole() -> None:
     assert wholes == [True, False, True, False, False, True]
 
 
-def test_what_never_becomes_a_character_is_replaced() -> None:
+def test_bytes_that_never_become_a_character_are_replaced() -> None:
     assert stream([b"a", b"\xc3"])[0] == ["a", "", "\ufffd"]
     assert stream([b"a", b"\xff", b"b"])[0] == ["a", "\ufffd", "b", ""]
-
-
-def test_a_stop_string_over_three_tokens() -> None:
-    assert stream([b"Hi\n", b"Us", b"er:", b"x"], ("\nUser:",)) == (["Hi", "", ""], "\nUser:")
-
-
-def test_what_only_looked_like_a_stop_string_is_shown() -> None:
-    assert stream([b"Hi\n", b"Us", b"ual"], ("\nUser:",)) == (["Hi", "", "\nUsual", ""], "")
-    assert stream([b"Hi\nUs"], ("\nUser:",)) == (["Hi", "\nUs"], "")
 
 
 def test_the_stop_string_that_is_complete_first_wins() -> None:
@@ -59,10 +50,6 @@ def test_the_stop_string_that_is_complete_first_wins() -> None:
 
 def test_an_unfinished_character_can_complete_a_stop_string() -> None:
     assert stream([b"a\xc3"], ("\ufffd",)) == (["a", ""], "\ufffd")
-
-
-def test_an_empty_stop_string_means_nothing() -> None:
-    assert stream([b"abc"], ("",)) == (["abc", ""], "")
 
 
 text = st.text(alphabet="ab\né€😀", max_size=12)
@@ -154,3 +141,39 @@ def test_many_stop_strings_cost_little_more_than_one() -> None:
     shown = [text.feed(piece) for piece in [b" the", b"1234", b"5"] * 1000]
     assert time.thread_time() - start < 1  # 3 ms; a look at each of them took two minutes
     assert "".join(shown) + text.flush() == " the12345" * 1000
+
+
+# -- outputs that end by their indentation
+
+PIECES = st.lists(st.text(" \t\nab", max_size=5), max_size=12)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("return x", "return x"),  # the first line is the prompt's
+        ("a\n    b\n    c", "a\n    b\n    c"),
+        ("a\n    b\n  c", "a\n    b\n  "),
+        ("a\n   b", "a\n   "),
+        ("a\n\t\t\t\tb", "a\n\t\t\t\tb"),
+        ("a\n    b\n\n    c", "a\n    b\n"),
+        ("a\n      b", "a\n      b"),
+        ("a\nb", "a\n"),
+    ],
+)
+def test_a_line_with_too_few_blanks_ends_it(text: str, kept: str) -> None:
+    stop = IndentStop(4)
+    assert stop.cut(text) == kept
+    assert stop.ended == (kept != text)
+
+
+@given(PIECES, st.integers(1, 3))
+def test_it_does_not_matter_how_the_text_is_split(pieces: list[str], least: int) -> None:
+    whole, split = IndentStop(least), IndentStop(least)
+    expected = whole.cut("".join(pieces))
+    kept = ""
+    for piece in pieces:
+        kept += split.cut(piece)
+        if split.ended:
+            break
+    assert (kept, split.ended) == (expected, whole.ended)

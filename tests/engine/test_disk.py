@@ -88,7 +88,9 @@ async def test_another_chat_starts_from_the_part_that_it_shares(
 
 
 @SHAPES
-async def test_what_is_idle_is_written_before_a_kill(tmp_path: Path, shape: dict[str, int]) -> None:
+async def test_idle_sequences_are_written_before_a_kill(
+    tmp_path: Path, shape: dict[str, int]
+) -> None:
     with serving(tmp_path, **shape) as killed:
         await finished(killed, 1, CHAT)
         await settle(killed)
@@ -101,7 +103,7 @@ async def test_what_is_idle_is_written_before_a_kill(tmp_path: Path, shape: dict
         assert killed.engine.status().counters.disk_written_bytes == n_written
 
 
-async def test_what_leaves_ram_is_written(tmp_path: Path) -> None:
+async def test_states_that_leave_ram_are_written(tmp_path: Path) -> None:
     with serving(tmp_path, cache_ram=2500, n_slots=1, n_seqs=1) as small:  # 4 bytes a token
         for i in range(4):
             await finished(small, i, f"{i}" * 300)
@@ -129,7 +131,7 @@ async def test_a_prompt_that_must_not_be_cached_is_not_read(tmp_path: Path) -> N
         assert second.engine.status().counters.disk_read_bytes == 0
 
 
-async def test_what_was_erased_is_gone(tmp_path: Path) -> None:
+async def test_an_erased_text_is_gone(tmp_path: Path) -> None:
     with serving(tmp_path) as first:
         done = await finished(first, 1, CHAT)
         await settle(first)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import attrs
 import pytest
 
 from tests.support.draft_models import write_weak_draft
@@ -146,25 +145,3 @@ def test_after_a_preemption(draft: str, plain: Bench) -> None:
     closed(bench)
     assert preempted
     assert all(said.is_said_by(bench.tokens[i]) for i, said in enumerate(alone))
-
-
-def test_a_made_pair(tmp_path: Path) -> None:
-    from benchmarks import gguf_maker
-
-    shape = attrs.evolve(gguf_maker.PRESETS["tiny"], width=128, layers=8, faint_layers=7)
-    gguf_maker.write(tmp_path / "model.gguf", shape)
-    gguf_maker.write(tmp_path / "draft.gguf", attrs.evolve(shape, layers=1, faint_layers=0))
-    names = {"model": str(tmp_path / "model.gguf"), "ctx_size": 1024}
-    prompts = [range(start, start + 16) for start in (300, 400, 500)]
-    plain = Bench(**names)
-    alone = [plain.alone(prompt, 60) for prompt in prompts]
-    plain.backend.close()
-    bench = drafting(str(tmp_path / "draft.gguf"), spec_draft_n_max=4, **names)
-    for i, prompt in enumerate(prompts):
-        bench.submit(i, prompt, 60)
-    bench.run()
-    closed(bench)
-    assert all(said.is_said_by(bench.tokens[i]) for i, said in enumerate(alone))
-    timings = [one.timings for one in bench.finished.values()]
-    drafted, accepted = (sum(t.draft_n for t in timings), sum(t.draft_n_accepted for t in timings))
-    assert 0.7 < accepted / drafted < 1.0

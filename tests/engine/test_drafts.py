@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.engine_events import preempt
 from tests.support.engine_harness import Harness
 from trioserve.engine.rollback import Rollback
 from trioserve.engine.slot import Slot
-from trioserve.errors import DecodeError, KVCacheFullError
+from trioserve.errors import KVCacheFullError
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.vocab import EOS
 from trioserve.types import Chunk, FinishReason
@@ -56,15 +55,6 @@ def test_a_step_adds_what_is_right_of_a_draft_and_one_more(draft: str, text: str
     assert harness.finish(1).timings.predicted_n == 12  # the end token counts
 
 
-def test_drafts_that_are_rolled_back_leave_the_cells_in_one_span() -> None:
-    harness, slot = start()
-    while slot.request is not None:
-        propose(harness, slot, "??")
-        harness.step()
-        assert len(harness.engine._scheduler.cache.held._cells._spans[0]) == 1
-    assert harness.text(1) == "HELLO WORLD"
-
-
 def test_tokens_of_a_step_leave_as_one_chunk_with_their_probabilities() -> None:
     harness, slot = start(n_probs=1)
     propose(harness, slot, "ELLx")
@@ -102,24 +92,8 @@ def test_the_limit_of_tokens_holds_within_a_draft() -> None:
     assert harness.text(1) == "HELL"
     assert harness.finish(1).reason is FinishReason.LIMIT
     assert harness.finish(1).timings.predicted_n == 4
-    # What is right stays for later prompts.
+    # The right tokens stay for later prompts.
     assert bytes(harness.backend.sequences[0]) == b"hello worldHELL"
-
-
-def test_drafts_share_the_logits_that_are_no_slots_own() -> None:
-    backend = ScriptedBackend(n_slots=4)
-    backend.n_outputs = 12
-    harness, slot = start(backend)
-    harness.submit(2, "other text")
-    harness.step()
-    other = harness.engine._scheduler.slots[1]
-    propose(harness, slot, "LLO W")
-    propose(harness, other, "THER T")
-    assert (slot.n_pending, other.n_pending) == (6, 4)
-    propose(harness, slot, "LLO WORLD")  # in place of its first one
-    assert slot.n_pending == 6
-    harness.run()
-    assert (harness.text(1), harness.text(2)) == ("HELLO WORLD", "OTHER TEXT")
 
 
 def test_drafts_that_are_given_together_are_cut_from_the_last() -> None:
@@ -151,12 +125,6 @@ def test_a_draft_ends_where_the_sequence_does() -> None:
     assert harness.finish(1).truncated
 
 
-def test_no_draft_for_a_sequence_that_does_not_go_back() -> None:
-    harness, slot = start(ScriptedBackend(can_cut=False))
-    propose(harness, slot, "ELLO")
-    assert slot.n_pending == 1
-
-
 def test_a_state_that_goes_back_by_a_few_tokens() -> None:
     harness, slot = start(ScriptedBackend(can_cut=False, rollback=Rollback(n_max=3)))
     propose(harness, slot, "EXLO WORLD")
@@ -185,7 +153,7 @@ def test_a_state_from_before_is_followed_by_what_was_right() -> None:
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
-def test_what_cannot_go_back_is_computed_again(succeeds: bool) -> None:
+def test_a_sequence_that_cannot_go_back_is_computed_again(succeeds: bool) -> None:
     rollback = Rollback(n_max=8, needs_state=True)
     harness, slot = start(ScriptedBackend(can_cut=False, rollback=rollback))
     harness.backend.on_rewind = lambda: succeeds
@@ -227,17 +195,6 @@ def test_drafts_of_one_length_before_one_prompt() -> None:
     assert sum(one.draft_n_accepted for one in timings) == sum(one.draft_n for one in timings) > 10
 
 
-def test_a_draft_shares_the_batch_with_prompts() -> None:
-    harness, slot = start(ScriptedBackend(n_batch=16))
-    harness.submit(2, "x" * 40, max_tokens=2)
-    while harness.step():
-        if slot.request is not None and slot.request.task.id == 1:
-            n_said = len(harness.text(1))
-            propose(harness, slot, "HELLO WORLD"[n_said:])
-    assert harness.text(1) == "HELLO WORLD"
-    assert harness.text(2) == "XX"
-
-
 def test_drafts_give_way_before_a_run_does() -> None:
     harness = Harness(ScriptedBackend(n_slots=2, n_ctx=26))
     for task_id, prompt in enumerate(("hello wo", "other"), 1):
@@ -261,16 +218,3 @@ def test_a_cache_that_is_full_after_all_drops_the_draft() -> None:
     assert slot.request is not None and slot.n_pending == 1
     harness.run()
     assert harness.text(1) == "HELLO WORLD"
-
-
-def test_a_preempted_or_failed_run_leaves_its_draft() -> None:
-    harness, slot = start()
-    propose(harness, slot, "ELLO")
-    preempt(harness.engine, slot)
-    harness.run()
-    assert harness.text(1) == "HELLO WORLD"
-    harness, slot = start()
-    propose(harness, slot, "ELLO")
-    harness.backend.fail_next = DecodeError("broken")
-    assert not harness.step()
-    assert harness.backend.sequences[0] == []

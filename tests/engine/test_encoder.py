@@ -49,14 +49,6 @@ def test_runs_take_turns() -> None:
     assert not bench.encoder.is_busy
 
 
-def test_a_run_that_comes_later_has_its_turn_next() -> None:
-    bench = Bench()
-    bench.want(r1="abcd")
-    bench.encoder.encode_next()
-    bench.want(r1="abcd", r2="w")
-    assert bench.encode() == "wbcd"
-
-
 def test_a_run_looks_ahead_as_far_as_there_is_room() -> None:
     bench = Bench()
     bench.encoder.limit = 2 * SIZE
@@ -67,7 +59,7 @@ def test_a_run_looks_ahead_as_far_as_there_is_room() -> None:
     assert not bench.has("a")
 
 
-def test_what_runs_need_next_is_kept_in_any_case() -> None:
+def test_embeddings_that_requests_need_next_are_always_kept() -> None:
     bench = Bench()
     bench.encoder.limit = 0
     bench.want(r1="ab", r2="c")
@@ -80,28 +72,7 @@ def test_what_runs_need_next_is_kept_in_any_case() -> None:
     assert not bench.has("b")
 
 
-def test_what_was_unused_for_longest_is_forgotten_first() -> None:
-    bench = Bench()
-    bench.encoder.limit = 3 * SIZE
-    for name in "abc":
-        bench.want(r1=name)
-        bench.encode()
-    bench.has("a")
-    bench.want(r1="d")
-    bench.encode()
-    assert [bench.has(name) for name in "abcd"] == [True, False, True, True]
-
-
-def test_nothing_is_encoded_twice_while_it_is_remembered() -> None:
-    bench = Bench()
-    bench.want(r1="ab")
-    bench.encode()
-    bench.want()
-    bench.want(r2="ba")
-    assert bench.encode() == ""
-
-
-def test_what_is_encoded_with_too_many_threads_begins_again() -> None:
+def test_an_encoding_with_too_many_threads_begins_again() -> None:
     bench = Bench()
     bench.encoder.set_threads(4)
     bench.want(r1="a")
@@ -111,7 +82,7 @@ def test_what_is_encoded_with_too_many_threads_begins_again() -> None:
     assert bench.projector.threads == [4, 2]
 
 
-def test_what_has_just_begun_begins_again_where_more_threads_are_sooner_at_its_end() -> None:
+def test_an_encoding_begins_again_if_more_threads_end_it_sooner() -> None:
     bench = Bench()
     bench.encoder.set_threads(1)
     bench.want(r1="a")
@@ -128,7 +99,7 @@ def test_what_has_just_begun_begins_again_where_more_threads_are_sooner_at_its_e
 
 
 @pytest.mark.parametrize(("elapsed", "n_interrupted"), [(24.0, 1), (25.0, 0), (40.0, 0)])
-def test_what_is_half_done_goes_on_where_twice_the_threads_come_too_late(
+def test_an_encoding_that_is_half_done_is_not_begun_again(
     monkeypatch: pytest.MonkeyPatch, elapsed: float, n_interrupted: int
 ) -> None:
     times = iter([0.0, elapsed, elapsed, elapsed])
@@ -140,35 +111,6 @@ def test_what_is_half_done_goes_on_where_twice_the_threads_come_too_late(
     bench.projector.on_encode = lambda _chunk: bench.encoder.set_threads(4)
     bench.encoder.encode_next()
     assert bench.projector.n_interrupted == n_interrupted
-
-
-def test_an_encoding_comes_to_its_end_however_often_the_threads_change() -> None:
-    bench = Bench()
-    bench.encoder.set_threads(1)
-    bench.want(r1="a")
-    bench.encoder._work_per_cell = 100.0
-
-    def change(_chunk: MediaChunk) -> None:
-        bench.encoder.set_threads(3 - bench.encoder.threads)
-
-    bench.projector.on_encode = change
-    assert bench.encode() == "a"
-    assert bench.projector.n_interrupted == 2  # with more, and then with fewer again
-
-
-def test_an_image_of_a_run_that_is_alone_is_encoded_with_all_threads() -> None:
-    bench = Bench()
-    bench.encoder.set_threads(2)
-    bench.want(r1="a")
-    counts = iter([1, 2])  # the text before it is decoded, and then there is nothing else to do
-
-    def change(_chunk: MediaChunk) -> None:
-        bench.encoder.set_threads(next(counts, 2))
-
-    bench.encoder._work_per_cell = 100.0
-    bench.projector.on_encode = change
-    assert bench.encode() == "a"
-    assert bench.projector.threads == [2, 1, 2] and bench.projector.n_interrupted == 2
 
 
 def test_the_thread_encodes_what_is_wanted_and_is_ended_while_it_does() -> None:
@@ -193,22 +135,6 @@ def test_the_thread_encodes_what_is_wanted_and_is_ended_while_it_does() -> None:
     encoder.close()
     assert done == ["a"] and projector.n_interrupted == 1
     assert not any(thread.name == "encoder" for thread in threading.enumerate())
-
-
-def test_a_cancel_ends_what_the_thread_encodes() -> None:
-    projector = ScriptedProjector()
-    encoder = MediaEncoder(projector, lambda _one: None)
-    encoder.start()
-    begun = threading.Event()
-    projector.on_encode = lambda _chunk: begun.set()
-    projector.gate.clear()
-    encoder.want({1: [projector.chunk("image", "a")]})
-    assert begun.wait(10)
-    begun.clear()
-    encoder.want({2: [projector.chunk("image", "b")]})
-    assert begun.wait(10)  # the next one begins
-    assert projector.n_interrupted == 1
-    encoder.close()
 
 
 def test_it_is_busy_from_a_wish_to_the_end_of_its_encoding() -> None:

@@ -15,10 +15,8 @@ from tests.support.waiting import until
 from trioserve.engine import AnswersFirst, DecodeMaximal, Engine, loop
 from trioserve.engine.cache import prefix_cache
 from trioserve.errors import (
-    ContextLengthExceededError,
     DecodeError,
     EngineError,
-    InvalidRequestError,
     KVCacheFullError,
 )
 from trioserve.testing import ScriptedBackend
@@ -34,15 +32,13 @@ from trioserve.types import (
     GenerationParams,
     Progress,
     Prompt,
-    SamplingParams,
     Task,
 )
 
 
 def test_one_task_from_prompt_to_end() -> None:
     harness = Harness()
-    harness.submit(1, "hello")
-    harness.run()
+    harness.complete(1, "hello")
     assert harness.text(1) == "HELLO"
     finished = harness.finish(1)
     assert finished.reason is FinishReason.EOS
@@ -61,7 +57,7 @@ def test_the_bell_rings_once_a_step() -> None:
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_more_chats_than_slots_prefill_what_is_new(split: bool) -> None:
+def test_more_chats_than_slots_prefill_only_new_tokens(split: bool) -> None:
     backend = ScriptedBackend(
         n_slots=3, n_ctx=1200, n_ctx_seq=400 if split else 1200, n_seqs=3 if split else 6
     )
@@ -90,7 +86,7 @@ def test_a_split_cache_gets_the_sequences_of_a_batch_in_order() -> None:
         orders.append([seq for _, _, seq, _ in backend.batch.rows])
 
     harness.backend.on_decode = note
-    # What a slot goes on with is the sequence that fits, which need not have the slot's number.
+    # A slot continues the sequence that fits, which need not have the slot's number.
     for task_id, prompt in enumerate(("abcd" * 9, "bcda" * 9, "cdab" * 9, "dabc" * 9) * 2):
         harness.submit(task_id, prompt if task_id < 4 else prompt[::-1][:9] + prompt)
     harness.run()
@@ -143,28 +139,6 @@ def test_tokens_wait_for_an_event_loop_that_is_busy() -> None:
     assert rings == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4]
 
 
-def test_slots_go_from_idle_to_prefill_to_decode_to_idle() -> None:
-    harness = Harness(ScriptedBackend(n_batch=8))
-    harness.submit(1, "x" * 20, max_tokens=2)
-    states = [harness.states()[0]]
-    while harness.step():
-        states.append(harness.states()[0])
-    states.append(harness.states()[0])
-    assert states == ["idle", "prefill", "prefill", "decode", "idle"]
-
-
-def test_streams_interleave_and_the_rest_wait_their_turn() -> None:
-    harness = Harness(ScriptedBackend(n_slots=2))
-    for task_id in (1, 2, 3):
-        harness.submit(task_id, f"text {task_id} is rather long")
-    for _ in range(5):
-        harness.step()
-    assert harness.text(1) == harness.text(2).replace("2", "1") != ""
-    assert [task.task_id for task in harness.engine.status().waiting] == [3]
-    harness.run()
-    assert [harness.text(task_id)[:6] for task_id in (1, 2, 3)] == ["TEXT 1", "TEXT 2", "TEXT 3"]
-
-
 def test_a_long_prompt_does_not_stop_a_stream() -> None:
     harness = Harness(ScriptedBackend(n_batch=256), max_tick_ms=0.001)
     harness.submit(1, "a stream of many bytes, " * 5)
@@ -175,13 +149,6 @@ def test_a_long_prompt_does_not_stop_a_stream() -> None:
         harness.step()
         assert len(harness.text(1)) == before + 1
     assert harness.backend.n_decodes > 200 // 64  # in small parts, though one batch holds it
-
-
-def test_alone_a_prompt_gets_whole_batches() -> None:
-    harness = Harness(ScriptedBackend(n_batch=64))
-    harness.submit(1, "x" * 128, max_tokens=1)
-    harness.run()
-    assert harness.backend.n_decodes == 2
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5], ids=["queued", "prefill", "prefill", "decode"])
@@ -203,72 +170,18 @@ def test_a_cancelled_task_is_gone_by_the_next_step(steps: int) -> None:
     assert harness.backend.n_samplers == 0
 
 
-def test_a_cancel_does_not_change_the_neighbours() -> None:
-    harness = Harness(ScriptedBackend(n_slots=3))
-    for task_id in (1, 2, 3):
-        harness.submit(task_id, f"neighbour number {task_id}")
-    for _ in range(4):
-        harness.step()
-    harness.engine.cancel(2)
-    harness.run()
-    assert harness.text(1) == "NEIGHBOUR NUMBER 1"
-    assert harness.text(3) == "NEIGHBOUR NUMBER 3"
-
-
-def test_the_prefix_that_a_slot_holds_is_not_prefilled_again() -> None:
-    harness = Harness(ScriptedBackend(n_slots=2))
-    harness.submit(1, "a shared beginning, one")
-    harness.run()
-    harness.submit(2, "a shared beginning, two")
-    harness.run()
-    assert harness.text(2) == "A SHARED BEGINNING, TWO"
-    assert harness.finish(2).timings.cache_n == len("a shared beginning, ")
-
-
-def test_the_same_prompt_again_prefills_one_token() -> None:
-    harness = Harness()
-    for task_id in (1, 2):
-        harness.submit(task_id, "the same")
-        harness.run()
-    assert harness.finish(2).timings.prompt_n == 1
-
-
 def test_cache_prompt_can_be_turned_off() -> None:
     harness = Harness()
     for task_id in (1, 2):
-        harness.submit(task_id, "the same", cache_prompt=False)
-        harness.run()
+        harness.complete(task_id, "the same", cache_prompt=False)
     assert harness.finish(2).timings.cache_n == 0
-
-
-def test_a_model_that_cannot_be_cut_reuses_only_what_it_can_append_to() -> None:
-    backend = ScriptedBackend(lambda prompt: "!", can_cut=False)
-    harness = Harness(backend)
-    harness.submit(1, "hello", max_tokens=1)
-    harness.run()
-    harness.submit(2, "hello, and more", max_tokens=1)
-    harness.run()
-    assert harness.finish(2).timings.cache_n == 5
-    harness.submit(3, "hello, but not that", max_tokens=1)
-    harness.run()
-    assert harness.finish(3).timings.cache_n == 0
-
-
-def test_a_task_can_ask_for_a_slot() -> None:
-    harness = Harness()
-    harness.submit(1, "first", id_slot=1)
-    harness.submit(2, "second", id_slot=1)
-    harness.submit(3, "third")
-    harness.run()
-    assert [harness.finish(i).slot_id for i in (1, 2, 3)] == [1, 1, 0]
 
 
 def test_stop_strings_and_limits() -> None:
     harness = Harness()
     harness.submit(1, "one, two", stop=(", T",))
     harness.submit(2, "one, two", max_tokens=3)
-    harness.submit(3, "one, two", max_tokens=0)
-    harness.run()
+    harness.complete(3, "one, two", max_tokens=0)
     assert (harness.text(1), harness.finish(1).stopping_word) == ("ONE", ", T")
     assert harness.finish(1).reason is FinishReason.WORD
     assert (harness.text(2), harness.finish(2).reason) == ("ONE", FinishReason.LIMIT)
@@ -278,8 +191,7 @@ def test_stop_strings_and_limits() -> None:
 
 def test_the_tokens_of_held_back_text_come_with_it() -> None:
     harness = Harness(ScriptedBackend(lambda prompt: "a€b"))
-    harness.submit(1, "x", n_probs=1)
-    harness.run()
+    harness.complete(1, "x", n_probs=1)
     chunks = [event for event in harness.events[1] if isinstance(event, Chunk)]
     assert [(chunk.text, len(chunk.tokens)) for chunk in chunks] == [
         ("a", 1),
@@ -292,8 +204,7 @@ def test_the_tokens_of_held_back_text_come_with_it() -> None:
 
 def test_a_full_context_ends_the_output() -> None:
     harness = Harness(ScriptedBackend(lambda prompt: "x" * 100, n_ctx=16, n_batch=16))
-    harness.submit(1, "12345678")
-    harness.run()
+    harness.complete(1, "12345678")
     assert harness.text(1) == "x" * 8
     assert harness.finish(1).reason is FinishReason.LIMIT
     assert harness.finish(1).truncated
@@ -312,11 +223,10 @@ def test_a_full_context_can_go_on_without_its_older_half(can_cut: bool) -> None:
     assert harness.finish(1).timings.prompt_n == 8
 
 
-def test_an_output_that_nobody_limits_has_an_end() -> None:
+def test_an_unlimited_output_has_an_end() -> None:
     backend = ScriptedBackend(lambda prompt: "x" * 1000, n_ctx=32, n_batch=16)
     harness = Harness(backend, context_shift=True)
-    harness.submit(1, "12345678")
-    harness.run()
+    harness.complete(1, "12345678")
     assert harness.text(1) == "x" * 32
     assert harness.finish(1).reason is FinishReason.LIMIT
 
@@ -346,25 +256,10 @@ def test_the_time_limit_ends_at_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_line_that_is_not_indented_ends_the_output() -> None:
     harness = Harness(ScriptedBackend(lambda prompt: "x\n    y\n  E z END"))
-    harness.submit(1, "x", n_indent=4, stop=("END",))
-    harness.run()
+    harness.complete(1, "x", n_indent=4, stop=("END",))
     assert harness.text(1) == "x\n    y\n  "
     assert harness.finish(1).reason is FinishReason.LIMIT
     assert harness.finish(1).stopping_word == ""
-
-
-def test_progress_is_reported_when_asked_for() -> None:
-    harness = Harness(ScriptedBackend(n_batch=8))
-    harness.submit(1, "x" * 20, return_progress=True, max_tokens=1)
-    harness.run()
-    progress = [event for event in harness.events[1] if isinstance(event, Progress)]
-    assert [(event.processed, event.total) for event in progress] == [
-        (0, 20),
-        (8, 20),
-        (16, 20),
-        (20, 20),
-    ]
-    assert progress[0].time_ms == 0
 
 
 class SixteenTokens:
@@ -385,10 +280,10 @@ class SixteenTokens:
 def test_progress_is_counted_in_batches_however_small_the_steps() -> None:
     harness = Harness(ScriptedBackend(n_batch=64))
     harness.engine = Engine(harness.backend, SixteenTokens(), lambda: None)
-    harness.submit(1, "x" * 150, return_progress=True, max_tokens=1)
-    harness.run()
-    progress = [event.processed for event in harness.events[1] if isinstance(event, Progress)]
-    assert progress == [0, 64, 128, 150]
+    harness.complete(1, "x" * 150, return_progress=True, max_tokens=1)
+    progress = [event for event in harness.events[1] if isinstance(event, Progress)]
+    assert [event.processed for event in progress] == [0, 64, 128, 150]
+    assert progress[0].time_ms == 0 and progress[0].total == 150
 
 
 def test_without_continuous_batching_prompts_wait_for_answers() -> None:
@@ -423,8 +318,7 @@ def test_a_paused_task_gives_its_slot_to_one_that_waits() -> None:
     harness.submit(1, "hello")
     harness.step()
     harness.engine.pause(1)
-    harness.submit(2, "you")
-    harness.run()
+    harness.complete(2, "you")
     assert harness.text(2) == "YOU"
     assert harness.states() == ["idle"]
     assert [run.task_id for run in harness.engine.status().waiting] == [1]
@@ -434,23 +328,6 @@ def test_a_paused_task_gives_its_slot_to_one_that_waits() -> None:
     assert harness.text(1) == "HELLO"
     assert harness.admitted == [1, 2, 1]
     assert harness.engine.status().counters.prompt_tokens == n_tokens + 1, "it was computed again"
-
-
-def test_paused_tasks_give_up_their_cells_to_one_that_waits() -> None:
-    harness = Harness(ScriptedBackend(n_slots=4, n_ctx=100, n_batch=40))
-    for task_id in (1, 2):
-        harness.submit(task_id, str(task_id) * 40)
-    for _ in range(4):
-        harness.step()
-    for task_id in (1, 2):
-        harness.engine.pause(task_id)
-    harness.submit(3, "c" * 40)
-    harness.run()
-    assert harness.text(3) == "C" * 40
-    for task_id in (1, 2):
-        harness.engine.resume(task_id)
-    harness.run()
-    assert harness.text(1) == "1" * 40 and harness.text(2) == "2" * 40
 
 
 def test_a_task_that_asks_for_a_slot_gets_it_from_a_paused_one() -> None:
@@ -469,63 +346,24 @@ def test_a_task_that_asks_for_a_slot_gets_it_from_a_paused_one() -> None:
     assert harness.text(1) == "H"
 
 
-def test_when_the_cache_is_full_idle_slots_forget_first() -> None:
-    harness = Harness(ScriptedBackend(n_slots=2, n_ctx=40, n_batch=40))
-    harness.submit(1, "a" * 10)
-    harness.run()
-    harness.submit(2, "b" * 15)
-    harness.run()
-    assert harness.text(2) == "B" * 15
-    assert harness.backend.sequences[0] == []
-
-
 def held(harness: Harness) -> list[int]:
     return sorted(len(seq) for seq in harness.backend.sequences if seq)
-
-
-def test_what_no_request_uses_makes_way_for_those_that_run() -> None:
-    backend = ScriptedBackend(n_slots=1, n_seqs=9, n_ctx=1000)
-    harness = Harness(backend, cache_ram=2**20, max_idle=50)
-    for task_id, letter in enumerate("abcd", 1):
-        harness.submit(task_id, letter * 40, max_tokens=1)
-        harness.run()
-    assert held(harness) == [40, 40]  # the last one, and one from before
-    harness.submit(5, "a" * 40 + "x", max_tokens=1)
-    harness.run()
-    assert harness.finish(5).timings.cache_n == 40  # it was in RAM
 
 
 def test_a_request_that_starts_sends_one_to_ram() -> None:
     backend = ScriptedBackend(n_slots=1, n_seqs=9, n_ctx=1000)
     harness = Harness(backend, cache_ram=2**20)
     for task_id, letter in enumerate("abcdef", 1):
-        harness.submit(task_id, letter * 40, max_tokens=1)
-        harness.run()
+        harness.complete(task_id, letter * 40, max_tokens=1)
     assert held(harness) == [40] * 6
     harness.engine._scheduler.cache.max_idle = 0
     for task_id in (7, 8):
-        harness.submit(task_id, str(task_id) * 40, max_tokens=1)
-        harness.run()
+        harness.complete(task_id, str(task_id) * 40, max_tokens=1)
         assert held(harness) == [40] * 6
 
 
-def test_what_others_hold_nearly_all_of_is_not_copied_to_ram() -> None:
-    backend = ScriptedBackend(n_slots=2, n_seqs=9, n_ctx=2000)
-    harness = Harness(backend, cache_ram=2**20)
-    shared = "s" * 500
-    for task_id, own in enumerate(("a" * 20, "b" * 100, "c"), 1):
-        harness.submit(task_id, shared + own, max_tokens=1)
-        harness.run()
-    harness.engine._scheduler.cache.max_idle = 0
-    ram = harness.engine._scheduler.cache.ram
-    for task_id, n_saved in ((4, 0), (5, 1), (6, 2)):  # a, b, and c with what was shared
-        harness.submit(task_id, "x", max_tokens=1)
-        harness.run()
-        assert len(ram) == n_saved
-
-
 @pytest.mark.parametrize("why", ["no RAM", "split", "in one piece"])
-def test_what_no_request_uses_stays_where_it_costs_nothing_or_would_be_lost(why: str) -> None:
+def test_idle_sequences_stay_if_ram_cannot_take_them(why: str) -> None:
     backend = ScriptedBackend(
         n_slots=1,
         n_seqs=9,
@@ -535,8 +373,7 @@ def test_what_no_request_uses_stays_where_it_costs_nothing_or_would_be_lost(why:
     )
     harness = Harness(backend, cache_ram=0 if why == "no RAM" else 2**20, max_idle=50)
     for task_id, letter in enumerate("abcd", 1):
-        harness.submit(task_id, letter * 40, max_tokens=1)
-        harness.run()
+        harness.complete(task_id, letter * 40, max_tokens=1)
     assert held(harness) == [40] * 4
 
 
@@ -553,18 +390,8 @@ def test_when_runs_outgrow_the_cache_the_youngest_waits_and_goes_on() -> None:
     assert harness.finish(2).timings.predicted_n == 17
 
 
-def test_a_cache_that_is_full_after_all_is_no_error() -> None:
-    harness = Harness()
-    harness.submit(1, "one")
-    harness.submit(2, "two")
-    harness.step()
-    harness.backend.fail_next = KVCacheFullError("full")
-    harness.run()
-    assert (harness.text(1), harness.text(2)) == ("ONE", "TWO")
-
-
 def test_a_cache_that_has_room_for_one_only_computes_one_after_the_other() -> None:
-    """The ledger counts room for all, so only the backend knows that there is none."""
+    """The ledger counts room for all; only the backend knows better."""
     harness = Harness()
 
     def refuse(backend: ScriptedBackend) -> None:
@@ -611,10 +438,8 @@ def test_adapters_that_are_refused_fail_their_runs_and_no_others(
     monkeypatch.setattr(backend, "set_adapters", refuse)
     harness = Harness(backend)
     harness.submit(1, "one", CacheRoot(((0, 1.0),)))
-    harness.submit(2, "two", CacheRoot(((1, 1.0),)))
-    harness.run()
-    harness.submit(3, "three", CacheRoot(((0, 1.0),)))
-    harness.run()
+    harness.complete(2, "two", CacheRoot(((1, 1.0),)))
+    harness.complete(3, "three", CacheRoot(((0, 1.0),)))
     assert isinstance(harness.events[2][-1], Failed)
     assert (harness.text(1), harness.text(3)) == ("<0:1>ONE", "<0:1>THREE")
 
@@ -635,7 +460,7 @@ def test_a_broken_engine_fails_everything_from_then_on() -> None:
     assert str(caught.value.__cause__) == "boom"
 
 
-def test_what_breaks_while_a_broken_engine_ends_its_tasks_is_told(
+def test_an_error_while_a_broken_engine_ends_its_tasks_is_noted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def explode(*_: object) -> None:
@@ -651,43 +476,6 @@ def test_what_breaks_while_a_broken_engine_ends_its_tasks_is_told(
     cause = caught.value.__cause__
     assert cause is not None
     assert cause.__notes__ == ["Its tasks could not be ended: RuntimeError('boom')."]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "options", "error", "param"),
-    [
-        ((), {}, InvalidRequestError, "prompt"),
-        ((1, 257), {}, InvalidRequestError, "prompt"),
-        ((-1,), {}, InvalidRequestError, "prompt"),
-        ((1,) * 1024, {}, ContextLengthExceededError, "prompt"),
-        ((1,), {"id_slot": 2}, InvalidRequestError, "id_slot"),
-        (
-            (1,),
-            {"sampling": SamplingParams(logit_bias=((999, 1.0),))},
-            InvalidRequestError,
-            "logit_bias",
-        ),
-    ],
-)
-def test_a_task_that_can_never_run_is_refused(
-    prompt: tuple[int, ...],
-    options: dict[str, object],
-    error: type[InvalidRequestError],
-    param: str,
-) -> None:
-    with pytest.raises(error) as caught:
-        Harness().engine.check(Task(1, Prompt(prompt), GenerationParams(**options)))
-    assert caught.value.param == param
-
-
-def test_the_thread_ends_when_told_and_frees_everything() -> None:
-    harness = Harness()
-    harness.submit(1, "hello")
-    harness.step()
-    harness.engine.stop()
-    harness.engine.run()
-    assert harness.backend.closed
-    assert harness.backend.n_samplers == 0
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -715,17 +503,15 @@ def test_an_idle_engine_copies_kept_sequences_to_ram(monkeypatch: pytest.MonkeyP
     for n_in_ram in (1, 2, 2):
         harness.engine.step(wait=True)
         assert len(ram) == n_in_ram
-    harness.submit(4, "1" * 41, max_tokens=1)
-    harness.run()
+    harness.complete(4, "1" * 41, max_tokens=1)
     harness.engine.check_integrity()
 
 
-def test_what_takes_longer_is_copied_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_states_are_copied_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "IDLE_S", 0.0)
     monkeypatch.setattr(prefix_cache, "MAX_SOON", 10)
     harness = Harness(ScriptedBackend(n_slots=4), cache_ram=2**20)
-    harness.submit(1, "1" * 40, max_tokens=4)
-    harness.run()
+    harness.complete(1, "1" * 40, max_tokens=4)
     ram = harness.engine._cache.ram
     for n_in_ram in (0, 1):
         harness.engine.step(wait=True)

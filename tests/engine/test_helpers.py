@@ -19,7 +19,7 @@ from trioserve.testing import ScriptedBackend
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many more threads can be started."""
+    """The number of threads that can still be started."""
     left = [0]
     start = threading.Thread.start
 

@@ -1,4 +1,4 @@
-"""Tiny models with eyes say the same alone and in company, whoever is cancelled."""
+"""Tiny models with eyes say the same alone and beside others, also when these are cancelled."""
 
 from __future__ import annotations
 

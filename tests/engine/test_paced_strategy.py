@@ -1,4 +1,4 @@
-"""How many prompt tokens streams allow in a step."""
+"""The number of prompt tokens in a step beside streams."""
 
 from __future__ import annotations
 
@@ -6,13 +6,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from trioserve.engine.strategy import SLOWDOWN, TILE, PacedStrategy, PrefillCosts
-
-
-def test_where_decoding_takes_long_prompts_get_as_much_time() -> None:
-    clock = PacedStrategy(50.0)
-    clock.observe(0, 4, 0.200)
-    clock.observe(100, 4, 0.300)  # 1 ms a token more
-    assert clock.prompt_tokens([300], 4, 2048) == 200
 
 
 def test_prompts_get_a_tile_where_that_is_cheaper_a_token() -> None:
@@ -45,15 +38,7 @@ def test_prompts_get_no_tile_where_that_only_makes_the_step_longer() -> None:
     assert next_part(clock, 3000) == 60, "others may have made the last one dear"
 
 
-def test_no_prompt_ends_with_less_than_a_tile() -> None:
-    clock = PacedStrategy(50.0)
-    clock.observe(0, 4, 0.020)
-    assert clock.prompt_tokens([123], 4, 2048) == 123
-    assert clock.prompt_tokens([123], 4, 100) == 100
-    assert clock.prompt_tokens([125], 4, 2048) == 60
-
-
-def test_after_a_long_step_streams_get_what_they_have_missed() -> None:
+def test_after_a_long_step_streams_catch_up() -> None:
     clock = PacedStrategy(50.0)
     clock.observe(0, 4, 0.010)
     shares = []
@@ -137,28 +122,6 @@ def test_streams_keep_their_pace_and_prompts_come_to_an_end(
         assert seconds <= n_steps * SLOWDOWN * decode_s + longest
 
 
-def test_the_next_prompt_is_not_taken_for_as_dear_as_the_end_of_the_last() -> None:
-    clock = PacedStrategy(50.0)
-    clock.observe(0, 4, 0.020)
-    for seconds in (0.080, 0.140, 0.260):  # the deeper, the dearer: 1, 2 and 4 ms a token
-        while not clock.prompt_tokens([128], 4, 2048):
-            clock.observe(0, 4, 0.020)
-        clock.observe(60, 4, seconds)
-    clock.observe(0, 4, 0.020)
-    clock.observe(0, 4, 0.020)
-    assert clock.prompt_tokens([128], 4, 2048) == 60
-    clock.observe(60, 4, 0.050)  # 0.5 ms again
-    clock.observe(0, 4, 0.020)
-    assert clock.prompt_tokens([128], 4, 2048) == 60
-
-
-def test_a_quick_machine_goes_on_with_large_steps() -> None:
-    clock = PacedStrategy(50.0)
-    clock.observe(512, 0, 0.025)
-    clock.observe(0, 4, 0.010)
-    assert clock.prompt_tokens([3000], 4, 2048) > 512
-
-
 def test_a_step_is_longer_where_more_wait_for_their_first_token_than_for_their_next() -> None:
     clock = PacedStrategy(50.0)
     clock.observe(0, 1, 0.010)
@@ -166,27 +129,6 @@ def test_a_step_is_longer_where_more_wait_for_their_first_token_than_for_their_n
     shares = [clock.prompt_tokens([900] * n, 1, 2048) for n in (7, 20)]
     assert shares == [340, 490]
     assert clock.prompt_tokens([32] * 4, 4, 2048) == 60
-
-
-def test_short_prompts_that_come_together_are_prefilled_together() -> None:
-    clock = PacedStrategy(50.0)
-    clock.observe(0, 1, 0.010)
-    clock.observe(100, 0, 0.100)
-    assert clock.prompt_tokens([60] * 7, 1, 2048) == 420
-    assert clock.prompt_tokens([60] * 7, 1, 400) == 340  # not all of them fit
-    assert clock.prompt_tokens([18] * 7, 7, 2048) == 57  # as many would be held up
-    clock.observe(0, 7, 0.010)
-    assert clock.prompt_tokens([60] * 7, 1, 2048) == 420  # it is still known what they cost
-
-
-def test_the_clock_follows_a_machine_that_slows_down() -> None:
-    clock = PacedStrategy(100.0)
-    for _ in range(30):
-        clock.observe(100, 0, 0.100)
-    assert clock.prompt_tokens([128], 1, 2048) == 128
-    for _ in range(30):
-        clock.observe(100, 0, 0.200)
-    assert clock.prompt_tokens([128], 1, 2048) == 63
 
 
 def test_the_rest_of_a_long_prompt_waits_for_streams_to_be_ahead_as_well() -> None:

@@ -1,4 +1,4 @@
-"""Whose turn it is: priorities, ageing, fairness, and the order of arrival."""
+"""The order of the queue: priorities, ageing, fairness, and arrival."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trioserve.types import GenerationParams, Prompt, Task
 
 
 class Queue(WaitingQueue):
-    """A queue with a clock of its own, and short words."""
+    """A queue with a separate clock, and short words."""
 
     def __init__(self) -> None:
         super().__init__(lambda: self.time)
@@ -33,16 +33,6 @@ class Queue(WaitingQueue):
             self.admit(run)
             order.append(run.task.client)
         return "".join(order)
-
-
-def test_first_come_first_served() -> None:
-    queue = Queue()
-    for _ in range(3):
-        queue.arrive()
-    assert queue.ids() == [1, 2, 3]
-    assert queue.remove(2) is not None
-    assert queue.remove(2) is None
-    assert queue.ids() == [1, 3]
 
 
 def test_a_higher_priority_goes_first() -> None:
@@ -102,16 +92,6 @@ def test_a_run_that_was_preempted_has_the_next_turn_of_its_client() -> None:
     preempted.is_preempted = True
     queue.push(preempted)
     assert queue.ids() == [6, 2, 1, 4, 5, 3]
-
-
-def test_nobody_is_behind_after_the_queue_was_empty() -> None:
-    queue = Queue()
-    for _ in range(5):
-        queue.arrive("a")
-    assert queue.clients() == "aaaaa"
-    queue.arrive("a")
-    queue.arrive("b")
-    assert queue.clients() == "ab"
 
 
 def test_a_run_that_gave_way_takes_another_turn() -> None:

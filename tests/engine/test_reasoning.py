@@ -96,13 +96,6 @@ def test_last_words_come_before_the_end() -> None:
     assert harness.text(1) == "ab stop. </t>cd"
 
 
-def test_a_character_is_not_cut() -> None:
-    harness = saying("aéb")
-    submit(harness, 2)
-    harness.run()
-    assert harness.text(1) == "aé</t>b"
-
-
 def test_forced_tokens_count_like_others() -> None:
     harness = saying("abcd")
     submit(harness, 1, max_tokens=3)
@@ -125,16 +118,6 @@ def test_forced_tokens_have_probabilities() -> None:
     assert bytes(each.chosen.id for each in probs[:-1]) == b"a</t>b"
 
 
-def test_preempted_runs_go_on_with_what_was_forced() -> None:
-    backend = ScriptedBackend(lambda prompt: prompt * 4, n_slots=3, n_ctx=48, n_ctx_seq=48)
-    harness = Harness(backend)
-    for task_id in (1, 2, 3):
-        submit(harness, 4, task_id=task_id, prompt="abcdef", message=" ...... ")
-    harness.run()
-    for task_id in (1, 2, 3):
-        assert harness.text(task_id) == "abcd ...... </t>ef" + "abcdef" * 3
-
-
 def test_it_is_ended_from_outside() -> None:
     harness = saying("abcdefghij")
     submit(harness, -1)
@@ -149,7 +132,7 @@ def test_it_is_ended_from_outside() -> None:
     assert not harness.engine.end_thinking(1)  # it is gone
 
 
-def test_what_does_not_think_goes_on() -> None:
+def test_end_thinking_does_nothing_outside_of_reasoning() -> None:
     harness = saying("abc")
     submit(harness, -1, thinking=THINK)
     harness.step()
@@ -161,16 +144,6 @@ def test_what_does_not_think_goes_on() -> None:
     harness.submit(1, "Hi")
     harness.step()
     assert not harness.engine.end_thinking(1)  # it has no budget
-
-
-def test_it_is_ended_before_it_has_a_slot() -> None:
-    harness = saying("abc")
-    submit(harness, -1)
-    ended: list[bool] = []
-    harness.engine.call(lambda: ended.append(harness.engine.end_thinking(1)))
-    harness.run()
-    assert ended == [True]
-    assert harness.text(1) == "</t>abc"
 
 
 def test_the_grammar_begins_after_it() -> None:

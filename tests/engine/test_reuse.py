@@ -16,7 +16,7 @@ from tests.support import tiny_models
 from tests.support.llama_bench import Bench
 from tests.support.plain_loop import EXACT, PlainLoop, plain_loop
 
-#: What may be prefilled beside the tokens that are new.
+#: Tokens that may be prefilled beside the new ones.
 SLACK = 32
 N = 16
 
@@ -84,7 +84,7 @@ def talk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Talk]:
             bench.backend.close()
 
 
-def test_what_parts_from_a_prompt_starts_there(talk: Talk) -> None:
+def test_a_prompt_starts_where_it_diverges_from_an_earlier_one(talk: Talk) -> None:
     answer = talk.first()
     again, n_prefilled = talk.say(talk.system, talk.user, talk.begin)
     assert again == answer
@@ -148,7 +148,7 @@ def test_a_checkpoint_is_no_use_after_the_state_of_others(talk: Talk) -> None:
         assert talk.bench.tokens[200 + i] == talk.say(prompt)[0]
 
 
-def test_what_was_swapped_out_to_ram_goes_back_too(talk: Talk) -> None:
+def test_a_sequence_from_ram_can_go_back(talk: Talk) -> None:
     talk.first()
     others = [talk.words(40 + i, 100) for i in range(5)]
     for other in others:

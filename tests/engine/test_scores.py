@@ -33,7 +33,7 @@ def scores_of(engine: Harness, task_id: int) -> PromptScores:
 
 
 def expected(prompt: str) -> list[float]:
-    """What `ScriptedBackend.score` makes of each token."""
+    """The scores by `ScriptedBackend.score`."""
     return [-(n + token / 256) for n, token in enumerate(prompt.encode()) if n]
 
 
@@ -49,18 +49,9 @@ def check(engine: Harness, task_id: int, prompt: str, n_top: int = 0) -> None:
 def test_each_token_but_the_first_has_a_score(n_rows: int, length: int) -> None:
     engine = harness(n_rows)
     prompt = "".join(chr(ord("a") + i % 26) for i in range(length))
-    engine.submit(1, prompt, prompt_logprobs=2, max_tokens=3)
-    engine.run()
+    engine.complete(1, prompt, prompt_logprobs=2, max_tokens=3)
     check(engine, 1, prompt, 2)
     assert engine.text(1) == "Yes"
-
-
-def test_scores_without_an_output() -> None:
-    engine = harness()
-    engine.submit(1, "Hello there", prompt_logprobs=0, max_tokens=0)
-    engine.run()
-    check(engine, 1, "Hello there")
-    assert engine.finish(1).timings.predicted_n == 0
 
 
 def test_a_stream_goes_on_beside_them() -> None:
@@ -79,39 +70,22 @@ def test_a_stream_goes_on_beside_them() -> None:
     check(engine, 2, "s" * 200, 1)
 
 
-def test_prompts_without_scores_do_not_wait_for_rows() -> None:
-    engine = harness(n_rows=4, n_slots=3)
-    engine.submit(1, "s" * 60, prompt_logprobs=0)
-    engine.submit(2, "t" * 60, prompt_logprobs=0)
-    engine.submit(3, "p" * 40, max_tokens=1)
-    engine.step()
-    assert engine.text(3) == "Y"
-    assert engine.states()[:2] == ["prefill", "prefill"]
-    engine.run()
-    check(engine, 1, "s" * 60)
-    check(engine, 2, "t" * 60)
-
-
 # -- what is computed again, and what is not
 
 
 def test_cached_tokens_without_scores_are_computed_again() -> None:
     engine, prompt = harness(), SHARED + "Why?"
-    engine.submit(1, prompt)
-    engine.run()
-    engine.submit(2, prompt, prompt_logprobs=1)
-    engine.run()
+    engine.complete(1, prompt)
+    engine.complete(2, prompt, prompt_logprobs=1)
     check(engine, 2, prompt, 1)
     assert engine.finish(2).timings.cache_n == 0
 
 
 def test_scores_are_kept_for_the_same_beginning() -> None:
     engine = harness()
-    engine.submit(1, SHARED + "Why?", prompt_logprobs=1)
-    engine.run()
+    engine.complete(1, SHARED + "Why?", prompt_logprobs=1)
     for task_id, end in enumerate(["Why?", "Where?", ""], start=2):
-        engine.submit(task_id, SHARED + end, prompt_logprobs=1)
-        engine.run()
+        engine.complete(task_id, SHARED + end, prompt_logprobs=1)
         check(engine, task_id, SHARED + end, 1)
         # The token after what they share has another score in each.
         assert engine.finish(task_id).timings.cache_n >= len(SHARED) - 1
@@ -127,15 +101,13 @@ def test_scores_are_kept_for_the_same_beginning() -> None:
 )
 def test_scores_are_not_kept_for_others(options: dict[str, Any], root: CacheRoot) -> None:
     engine = harness()
-    engine.submit(1, SHARED, prompt_logprobs=1)
-    engine.run()
-    engine.submit(2, SHARED, root, **options)
-    engine.run()
+    engine.complete(1, SHARED, prompt_logprobs=1)
+    engine.complete(2, SHARED, root, **options)
     check(engine, 2, SHARED, options["prompt_logprobs"])
     assert engine.finish(2).timings.cache_n == 0
 
 
-def test_what_arrives_together_computes_its_beginning_once() -> None:
+def test_requests_that_arrive_together_compute_their_beginning_once() -> None:
     engine = harness(n_slots=4)
     prompts = [f"{SHARED}{i}" for i in range(8)]
     for task_id, prompt in enumerate(prompts, start=1):
@@ -146,26 +118,15 @@ def test_what_arrives_together_computes_its_beginning_once() -> None:
     assert engine.backend.n_decoded <= len(SHARED) + 4 * len(prompts)
 
 
-def test_other_requests_share_what_was_computed_for_scores() -> None:
-    engine = harness()
-    engine.submit(1, SHARED, prompt_logprobs=1)
-    engine.run()
-    engine.submit(2, SHARED + "More")
-    engine.run()
-    assert engine.finish(2).timings.cache_n == len(SHARED)
-
-
 def test_few_scores_are_kept() -> None:
     engine = harness(n_slots=8)
     keeper = engine.engine._scheduler.scores
     keeper._limit = 64 * 200
     for task_id, sign in enumerate("abcd", start=1):
-        engine.submit(task_id, sign * 90, prompt_logprobs=0)
-        engine.run()
+        engine.complete(task_id, sign * 90, prompt_logprobs=0)
     assert len(keeper._kept) == 2
     for task_id, (sign, is_kept) in enumerate([("d", True), ("c", True), ("a", False)], start=5):
-        engine.submit(task_id, sign * 90, prompt_logprobs=0)
-        engine.run()
+        engine.complete(task_id, sign * 90, prompt_logprobs=0)
         assert (engine.finish(task_id).timings.cache_n > 0) is is_kept
     engine.submit(9, "e" * 300, prompt_logprobs=0)  # too long to be kept
     engine.run()
@@ -176,18 +137,6 @@ def test_few_scores_are_kept() -> None:
 # -- what may happen meanwhile
 
 
-def test_a_preempted_prompt_keeps_its_scores() -> None:
-    engine = harness(n_rows=8, n_ctx=128, n_ctx_seq=128)
-    engine.backend.script = lambda prompt: "x" * 100 if prompt == "Stream" else "Yes."
-    engine.submit(1, "Stream", priority=1)
-    engine.step()
-    engine.submit(2, "s" * 90, prompt_logprobs=1, max_tokens=1)
-    engine.run()
-    check(engine, 2, "s" * 90, 1)
-    assert engine.admitted.count(2) >= 1
-    assert engine.text(1) == "x" * 100
-
-
 def test_logits_that_are_no_numbers_end_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = harness()
 
@@ -196,8 +145,7 @@ def test_logits_that_are_no_numbers_end_one_request(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(engine.backend, "score", refuse)
     engine.submit(1, "scored", prompt_logprobs=0)
-    engine.submit(2, "plain")
-    engine.run()
+    engine.complete(2, "plain")
     assert isinstance(engine.events[1][-1], Failed)
     assert engine.text(2) == "Yes."
 
@@ -215,7 +163,7 @@ def test_logits_that_are_no_numbers_end_one_request(monkeypatch: pytest.MonkeyPa
     cancelled=st.sets(st.integers(1, 8), max_size=2),
 )
 @settings(max_examples=60, deadline=None)
-def test_whatever_runs_together(
+def test_scores_are_right_beside_other_requests(
     prompts: list[tuple[int, str, bool]], n_rows: int, cuts: bool, cancelled: set[int]
 ) -> None:
     engine = harness(n_rows, n_slots=3, n_ctx=400, n_ctx_seq=400, can_cut=cuts)

@@ -1,4 +1,4 @@
-"""What every strategy promises."""
+"""Strategies: the shares of prompts, and how a strategy is loaded."""
 
 from __future__ import annotations
 

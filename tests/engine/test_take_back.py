@@ -204,7 +204,7 @@ def test_families_whose_states_go_back(name: str, tmp_path: Path) -> None:
 @SLOW
 @pytest.mark.parametrize("scenario", SCENARIOS[1:])
 @pytest.mark.parametrize("name", BOTH)
-def test_whatever_happens_meanwhile(name: str, scenario: Scenario, folder: Path) -> None:
+def test_drafts_in_every_scenario(name: str, scenario: Scenario, folder: Path) -> None:
     play(scenario, folder / f"{name}.gguf", cache_ram=2**26)
 
 

@@ -1,4 +1,4 @@
-"""What is just allowed, and what is refused."""
+"""Tasks at the limits of what an engine takes."""
 
 from __future__ import annotations
 

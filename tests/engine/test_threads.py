@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from tests.support.engine_harness import Harness
 from trioserve.engine import decoder as threads_module
 from trioserve.engine.encoder import MediaEncoder
-from trioserve.engine.thread_governor import HEAVY, LASTING_S
+from trioserve.engine.thread_governor import LASTING_S
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 
 N_CTX = 2**17
@@ -68,7 +68,7 @@ def test_an_engine_finds_the_best_number(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [(line["event"], line["threads"]) for line in logs] == [(MORE, 2)]
 
 
-def test_a_change_that_does_not_last_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_does_not_last_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, (range(1, 3), range(1, 3)))
     clock.harness.submit(1, "one")
     clock.run(5)
@@ -79,16 +79,6 @@ def test_a_change_that_does_not_last_is_no_news(monkeypatch: pytest.MonkeyPatch)
         clock.run(20)
     counters = clock.harness.engine.status().counters
     assert (counters.threads, counters.thread_changes, logs) == (2, 2, [])
-
-
-def test_many_tokens_have_a_number_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, (range(1, 3), range(5, 6)))
-    clock.harness.submit(1, "y" * 100)
-    clock.harness.submit(2, "z" * 300)
-    clock.others = 1
-    clock.run(5)
-    assert {n >= HEAVY for n, threads in clock.used if threads == 5} == {True}
-    assert {n >= HEAVY for n, threads in clock.used if threads != 5} == {False}
 
 
 def test_a_number_that_is_fixed_is_never_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,16 +115,4 @@ def test_an_encoder_and_a_step_beside_it_share_the_threads() -> None:
     encoder.encode_next()
     threads.run(1, lambda: None)
     assert backend.threads[-1] == 4
-    threads.close()
-
-
-def test_a_fixed_number_of_threads_stays_beside_an_encoder() -> None:
-    backend, projector = ScriptedBackend(), ScriptedProjector()
-    backend.thread_choices = (range(4, 5), range(4, 5))
-    encoder = MediaEncoder(projector, lambda _one: None)
-    encoder.has_thread = False
-    encoder.want({1: [projector.chunk("image", "x")]})
-    threads = threads_module.Threads(backend, encoder=encoder)
-    threads.run(1, lambda: None)
-    assert not backend.threads and projector.threads == [4, 2]
     threads.close()

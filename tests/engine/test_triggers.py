@@ -63,7 +63,7 @@ def test_reasoning_is_passed() -> None:
     assert ReasoningScanner(THINK).feed(b"a<t>b</t>c") == b"a<t>b</t>c"
 
 
-def test_it_says_where_it_is() -> None:
+def test_a_scanner_knows_its_place() -> None:
     scanner = ReasoningScanner(THINK)
     assert scanner.missing == b"<t>"
     assert scanner.feed(b"\n<") is None
@@ -72,12 +72,6 @@ def test_it_says_where_it_is() -> None:
     assert (scanner.missing, scanner.inside) == (b"", True)
     assert scanner.feed(b"a</t>") == b""
     assert not scanner.inside
-
-
-def test_a_marker_inside_of_reasoning_is_none() -> None:
-    gate = TriggerScanner(BEGUN, [["<call>"]])
-    assert gate.feed(b"I could write <call>.</t> But") is None
-    assert gate.feed(b" no. <call>{") == b"{"
 
 
 def test_only_reasoning_that_may_come_is_missing() -> None:
@@ -94,5 +88,5 @@ def test_stages_follow_one_another() -> None:
     assert gate.feed(b"c!") == b"!"
 
 
-def test_without_stages_all_of_it_is_the_grammars() -> None:
+def test_without_stages_the_grammar_gets_the_whole_output() -> None:
     assert TriggerScanner(None, []).feed(b"x") == b"x"

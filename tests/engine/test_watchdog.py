@@ -53,7 +53,7 @@ def watchdog(decode: Decode) -> Iterator[Watchdog]:
     assert threading.enumerate() == before
 
 
-def test_what_takes_too_long_is_ended(watchdog: Watchdog, decode: Decode) -> None:
+def test_an_overdue_decode_is_interrupted(watchdog: Watchdog, decode: Decode) -> None:
     for n in range(1, 4):
         watch = watchdog.begin(SOON, lambda: True)
         assert decode.interrupted.wait(10)
@@ -63,7 +63,9 @@ def test_what_takes_too_long_is_ended(watchdog: Watchdog, decode: Decode) -> Non
         decode.interrupted.clear()
 
 
-def test_what_is_not_hopeless_is_looked_at_again(watchdog: Watchdog, decode: Decode) -> None:
+def test_a_decode_that_is_not_hopeless_is_checked_again_later(
+    watchdog: Watchdog, decode: Decode
+) -> None:
     answers, ends = iter([False, False, True]), []
 
     def is_hopeless() -> bool:
@@ -80,17 +82,15 @@ def test_what_is_not_hopeless_is_looked_at_again(watchdog: Watchdog, decode: Dec
     assert decode.n_interrupts == 1
 
 
-def test_what_has_ended_by_itself_is_left_alone(watchdog: Watchdog, decode: Decode) -> None:
+def test_a_decode_that_ends_by_itself_is_not_interrupted(
+    watchdog: Watchdog, decode: Decode
+) -> None:
     long = watchdog.begin(NEVER, lambda: True)
     watchdog.end()
     short = watchdog.begin(SOON, lambda: True)
     assert decode.interrupted.wait(10)
     watchdog.end()
     assert (long.has_ended, short.has_ended, decode.n_interrupts) == (False, True, 1)
-
-
-def test_a_watchdog_that_saw_nothing_closes() -> None:
-    Watchdog(lambda: None).close()
 
 
 class Machine:

@@ -1,4 +1,4 @@
-"""The prefix cache on disk: what it finds, for which owner, what it writes and when."""
+"""The prefix cache on disk: the texts that it finds and writes, by owner."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def lengths(states: list[CachedState]) -> list[tuple[int, bool]]:
     ],
     ids=["continued", "a part", "another end", "less than a block", "another begin"],
 )
-def test_what_a_prompt_begins_with_is_found(
+def test_the_beginning_of_a_prompt_is_found(
     disk: Disk, tmp_path: Path, prompt: list[int], n_found: int
 ) -> None:
     disk.keep(TEXT)
@@ -87,16 +87,6 @@ def test_what_a_prompt_begins_with_is_found(
     for cache in (disk, again):
         assert [len(one.keys) for one in cache.get(prompt)] == ([n_found] if n_found else [])
     again.close()
-
-
-def test_what_is_read_is_what_was_written(disk: Disk) -> None:
-    written = disk.keep(TEXT)
-    (found,) = disk.get(TEXT)
-    assert (found.keys, found.root, found.state) == (written.keys, ROOT, written.state)
-    assert found.from_disk
-    counted = disk.counters()
-    assert counted["disk_read_bytes"] == 300
-    assert counted["disk_written_bytes"] == counted["disk_bytes"] > 300
 
 
 @pytest.mark.parametrize(
@@ -107,7 +97,7 @@ def test_what_is_read_is_what_was_written(disk: Disk) -> None:
         CacheRoot(((0, 1.0),)),
     ],
 )
-def test_others_do_not_find_it(disk: Disk, other: CacheRoot) -> None:
+def test_other_owners_and_roots_do_not_find_a_text(disk: Disk, other: CacheRoot) -> None:
     disk.keep(TEXT)
     assert disk.get(TEXT, other) == []
     disk.keep(TEXT, other)
@@ -142,7 +132,7 @@ def test_a_longer_text_takes_the_place_of_its_beginning(disk: Disk, tmp_path: Pa
     assert lengths(disk.get(TEXT[:100])) == [(300, False)]
 
 
-def test_where_nothing_can_be_cut_a_checkpoint_is_read_with_what_it_is_in(
+def test_a_checkpoint_is_read_with_its_sequence_if_that_cannot_be_cut(
     tmp_path: Path,
 ) -> None:
     disk = Disk(tmp_path, cuttable=0)
@@ -200,7 +190,7 @@ def test_a_folder_that_cannot_be_made_is_no_cache(tmp_path: Path) -> None:
     disk.close()
 
 
-def test_what_is_slower_than_prefill_is_not_read(disk: Disk) -> None:
+def test_a_state_that_is_slower_than_prefill_is_not_read(disk: Disk) -> None:
     disk.keep(TEXT)
     costs: list[float] = []
 
@@ -214,7 +204,7 @@ def test_what_is_slower_than_prefill_is_not_read(disk: Disk) -> None:
     assert costs[0] > costs[1] > costs[2] > 0, "some day it is tried again"
 
 
-def test_what_waits_to_be_written_is_limited(
+def test_the_states_that_wait_to_be_written_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_cache, "MAX_WAITING", 700)

@@ -1,4 +1,4 @@
-"""Where a prompt starts: from a sequence, from RAM, or at its beginning; and what is evicted."""
+"""The start of a prompt: from a sequence, from RAM, or at its beginning; and evictions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from trioserve.engine.cache.prefix_cache import CheckpointRules, PrefixCache
+from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.cache.sequences import KVSequence
 from trioserve.testing import ScriptedBackend
 from trioserve.types import CacheRoot, SlotState
@@ -48,19 +48,6 @@ class Cache(PrefixCache):
 
 
 @pytest.mark.parametrize(
-    ("can_cut", "ram", "per_slot", "can_share"),
-    [(True, 0, 0, True), (False, 0, 1, False), (False, 1, 0, False), (False, 1, 1, True)],
-)
-def test_what_cannot_be_cut_is_shared_by_checkpoints_in_ram(
-    can_cut: bool, ram: int, per_slot: int, can_share: bool
-) -> None:
-    rules = CheckpointRules(per_slot=per_slot)
-    backend = ScriptedBackend(n_slots=1, can_cut=can_cut)
-    cache = PrefixCache(backend, ram, checkpoints=rules)
-    assert cache.can_share(100) is can_share
-
-
-@pytest.mark.parametrize(
     ("n_kept", "n_shared", "n_prompt", "lengths", "n_in_ram"),
     [
         (40, 32, 34, [40, 32, 0], 0),  # a copy
@@ -86,7 +73,7 @@ def test_where_a_prompt_starts(
     ("n_shared", "n_prompt", "n_held"),
     [(31, 63, 0), (32, 64, 32), (63, 65, 63), (7, 9, 0), (8, 16, 8), (8, 17, 0)],
 )
-def test_what_left_the_cache_comes_back_from_ram(n_shared: int, n_prompt: int, n_held: int) -> None:
+def test_an_evicted_sequence_comes_back_from_ram(n_shared: int, n_prompt: int, n_held: int) -> None:
     cache = Cache(64)
     assert cache.evict_one() and not cache.evict_one()
     assert (cache.lengths, len(cache.ram), cache.held.taken) == ([0, 0, 0], 1, 0)
@@ -102,7 +89,9 @@ def test_a_short_sequence_is_not_copied_to_ram(length: int, n_in_ram: int) -> No
 
 
 @pytest.mark.parametrize(("length", "n_in_ram"), [(161, 0), (160, 1)])
-def test_nor_is_one_of_which_others_hold_nearly_all(length: int, n_in_ram: int) -> None:
+def test_a_sequence_that_others_hold_nearly_whole_is_not_copied_to_ram(
+    length: int, n_in_ram: int
+) -> None:
     cache = Cache(length)
     seq = cache.begin(keys_of(length - 10) + END)
     cache.go_on(seq, [200] * 10)
@@ -113,7 +102,7 @@ def test_nor_is_one_of_which_others_hold_nearly_all(length: int, n_in_ram: int) 
 
 
 @pytest.mark.parametrize(("n_shared", "n_held"), [(31, 0), (32, 32)])
-def test_where_all_others_run_the_one_that_is_kept_is_cut(n_shared: int, n_held: int) -> None:
+def test_the_only_idle_sequence_is_cut(n_shared: int, n_held: int) -> None:
     cache = Cache(40)
     for _ in range(2):
         cache.begin(END)
@@ -133,7 +122,7 @@ def test_a_copy_of_a_little_of_a_long_text_takes_longer_than_to_prefill_it() -> 
         cache.check_integrity()
 
 
-def test_what_will_be_evicted_is_copied_to_ram_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_sequence_to_evict_is_copied_to_ram_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache()
     for first in (0, 1, 2):
         cache.keep([first] * 40)
@@ -145,24 +134,6 @@ def test_what_will_be_evicted_is_copied_to_ram_ahead(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cache.backend, "save", None)  # it is there already
     assert cache.begin(END).id == 1
     cache.check_integrity()
-
-
-def test_nothing_leaves_ram_for_what_is_copied_ahead() -> None:
-    cache = Cache(ram=250)
-    cache.keep([1] * 40)  # of 160 bytes
-    assert cache.evict_one()
-    cache.keep([2] * 40)
-    assert not cache.swap_out_ahead()
-    assert cache.ram.holds([1] * 40, ROOT)
-
-
-def test_the_one_that_was_unused_for_longest_goes_first() -> None:
-    cache = Cache()
-    for first in (0, 1, 2):
-        cache.keep([first] * 40)
-    cache.release(cache.begin([0] * 41))
-    assert cache.begin(END).id == 1
-    assert cache.evict_one() and cache.lengths == [40, 0, 0]
 
 
 @pytest.mark.parametrize(("n_idle", "kept"), [(50, 50), (51, 0)])

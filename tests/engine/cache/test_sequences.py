@@ -1,4 +1,4 @@
-"""What a sequence holds, where it ends, and how one gets the beginning of another."""
+"""The contents of sequences, their ends, and copies of their beginnings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IMAGE = list(MediaChunk(kind="image", n_cells=5, n_positions=2, id="x", content=
         ([*IMAGE, 0, *IMAGE], [3, 4, 5, 6, 7]),
     ],
 )
-def test_where_a_sequence_may_end(held: list[int], last: list[int]) -> None:
+def test_the_last_position_of_a_sequence(held: list[int], last: list[int]) -> None:
     seq = KVSequence(0)
     seq.fill(held)
     assert [position for position in range(-2, 12) if seq.ends_at(position)] == last
@@ -63,7 +63,7 @@ def sequences_of(*lengths: int, **shape: int | bool) -> tuple[Sequences, Scripte
     return sequences, backend
 
 
-def test_who_holds_the_beginning_of_a_prompt() -> None:
+def test_the_holders_of_the_beginning_of_a_prompt() -> None:
     sequences, _ = sequences_of(0, 0)
     part, image, _ = sequences.all
     sequences.append(part, [1, 2])
@@ -101,14 +101,6 @@ def test_a_long_copy_in_a_split_cache_waits_for_a_decode(
         sequences.check_integrity()
 
 
-def test_nothing_is_copied_from_what_is_not_there_yet() -> None:
-    sequences, _ = sequences_of(11, n_ctx_seq=40)
-    source, target, other = sequences.all
-    sequences.copy(source, target, 11)
-    sequences.copy(target, other, 5)
-    assert not sequences.can_read(other) and other.held == source.held[:5]
-
-
 def test_a_state_is_read_once_for_several_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     sequences, backend = sequences_of(6, n_ctx_seq=40)
     source, *targets = sequences.all
@@ -128,36 +120,6 @@ def test_a_state_is_read_once_for_several_copies(monkeypatch: pytest.MonkeyPatch
     sequences.append(source, [9])
     sequences.copy(source, targets[1], 5)
     assert read == [0, 0, 0] and backend.sequences[2] == [0, 1, 2, 3, 9]
-
-
-def test_a_state_that_was_read_is_copied_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    sequences, backend = sequences_of(60, n_ctx=1000, is_elastic=True)
-    first, second, third = sequences.all
-    read = []
-    save = backend.save
-    monkeypatch.setattr(backend, "save", lambda seq: read.append(seq) or save(seq))
-    sequences.copy(first, second, 50)
-    assert sequences.source([second, first]) is first, "although the other one is shorter"
-    sequences.copy(first, third, 50)
-    assert read == [0]
-    backend.batch.add(9, 60, 0, logits=False)
-    backend.decode()
-    sequences.append(first, [9])
-    assert sequences.source([first, second]) is second
-
-
-def test_in_an_elastic_cache_all_cells_of_a_copy_count() -> None:
-    sequences, backend = sequences_of(60, 5, n_ctx=1000, is_elastic=True)
-    first, _, third = sequences.all
-    sequences.copy(first, third, 50)
-    assert backend.sequences[2] == first.held[:50], "it does not wait for a decode"
-    assert (sequences.taken, sequences.taken_by({0, 2}), sequences.taken_by({1})) == (115, 110, 5)
-    assert sequences.taken_by({0}, 51, 50) == 111, "another copy takes cells"
-    assert sequences.copied == 0
-    assert (sequences.own(first), sequences.own(third)) == (10, 0)
-    sequences.cut(first, 0)
-    assert sequences.taken == 55
-    sequences.check_integrity()
 
 
 def test_copies_count_once_there_is_no_more_room_for_them() -> None:

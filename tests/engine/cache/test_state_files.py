@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import attrs
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
@@ -44,7 +43,9 @@ def write(folder: StateFolder, keys: list[int], state: bytes, root: bytes = ROOT
 
 @pytest.mark.parametrize("is_checkpoint", [False, True])
 @pytest.mark.parametrize("keys", [[1, 2, 2**31 - 1], [7, *IMAGE, 9]], ids=["tokens", "media"])
-def test_what_is_written_is_read_back(tmp_path: Path, keys: list[int], is_checkpoint: bool) -> None:
+def test_a_state_is_read_back_as_it_was_written(
+    tmp_path: Path, keys: list[int], is_checkpoint: bool
+) -> None:
     folder = opened(tmp_path)
     written = StateHead(ROOT, keys, is_checkpoint)
     size = folder.write(written, b"state" * 99, lambda: False)
@@ -58,16 +59,6 @@ def test_only_the_user_may_read_them(tmp_path: Path) -> None:
     path = folder.path / write(folder, [1], b"text")
     modes = [stat.S_IMODE(one.stat().st_mode) for one in (path, folder.path, tmp_path / "made")]
     assert modes == [0o600, 0o700, 0o700]
-
-
-def test_a_name_hangs_on_all_that_must_agree() -> None:
-    heads = [
-        StateHead(ROOT, [1, 2], is_checkpoint=False),
-        StateHead(ROOT, [1, 2], is_checkpoint=True),
-        StateHead(ROOT, [1, 3], is_checkpoint=False),
-        StateHead(b"another owner's.", [1, 2], is_checkpoint=False),
-    ]
-    assert len({head.name for head in heads}) == 4
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -127,7 +118,7 @@ def test_the_number_of_files_is_limited(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(folder.names()) == 3
 
 
-def test_what_is_no_state_is_left_alone(tmp_path: Path) -> None:
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "mine.kv").write_text("x" * 5000)
     (tmp_path / "notes" / ".mine.kv.part").write_text("x")
@@ -203,7 +194,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="it has no pipes with names")
-def test_what_is_no_file_holds_up_nothing(tmp_path: Path) -> None:
+def test_pipes_and_folders_in_place_of_files_do_not_block(tmp_path: Path) -> None:
     folder = opened(tmp_path, limit=1000)
     names = [digit * 32 + ".kv" for digit in "01"]
     os.mkfifo(folder.path / ".left.kv.part")
@@ -237,10 +228,3 @@ def test_no_kill_leaves_a_damaged_file(tmp_path: Path) -> None:
     n_kills, n_files, n_parts = map(int, done.stdout.split())
     assert n_kills == KILLS
     assert n_files > 0 and n_parts >= 0
-
-
-def test_a_head_knows_its_size(tmp_path: Path) -> None:
-    folder = opened(tmp_path)
-    name = write(folder, [1, 2], b"text")
-    assert folder.head(name).size == (folder.path / name).stat().st_size
-    assert attrs.evolve(folder.head(name), size=0) == StateHead(ROOT, [1, 2], is_checkpoint=False)

@@ -19,7 +19,7 @@ ANYTHING = ScriptedConstraint(Grammar("regex", ".*"))
 def start(
     forced: Sequence[int], drafter: ScriptedDrafter | None = None, **options: object
 ) -> Harness:
-    """Begin an output of ``HELLO WORLD``. So many tokens are forced after each length of it."""
+    """Begin an output of ``HELLO WORLD``; `forced` tokens follow each length of it."""
     drafters = [drafter] if drafter is not None else []
     backend = ScriptedBackend(n_slots=2, drafters=drafters)
     backend.n_outputs = 16
@@ -33,7 +33,7 @@ def start(
 
 
 def texts(harness: Harness) -> list[str]:
-    """What was said after each step."""
+    """Run to the end; returns the output after each step."""
     said = [harness.text(1)]
     while harness.step():
         said.append(harness.text(1))
@@ -59,13 +59,6 @@ def test_forced_tokens_that_a_draft_has_are_decoded_with_it() -> None:
     assert harness.text(1) == "HELLO WOR"  # all that the draft had, and one more
     assert harness.backend.n_decodes == 2
     assert texts(harness)[-1] == "HELLO WOR"  # what ends the run comes with the last step
-
-
-def test_forced_tokens_end_a_draft_that_has_others() -> None:
-    harness = start([0, 0, 3], ScriptedDrafter(lambda text: "ExxxxxxE"))
-    harness.step()
-    assert harness.text(1) == "HELLO"
-    texts(harness)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 3, 4, 5])
@@ -95,14 +88,3 @@ def test_a_text_of_forced_tokens_ends_with_its_context() -> None:
     harness.run()
     assert harness.text(1) == "HEL"
     assert harness.finish(1).truncated
-
-
-def test_forced_tokens_do_not_fill_the_batch() -> None:
-    backend = ScriptedBackend(n_slots=2, n_batch=8)
-    backend.n_outputs = 2
-    backend.n_forced = lambda said: 10
-    harness = Harness(backend)
-    for i in (1, 2):
-        harness.engine.submit(Task(i, Prompt(b"hello world"), constraint=ANYTHING))
-    harness.run()
-    assert harness.text(1) == harness.text(2) == "HELLO WORLD"

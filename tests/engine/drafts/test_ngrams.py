@@ -63,14 +63,6 @@ def test_a_guess_that_is_too_short_is_none() -> None:
     assert ask(drafter, "abcdab", n=2) == ""
 
 
-def test_another_slot_and_another_run_know_nothing_of_a_text() -> None:
-    drafter = NgramDrafter(NgramRules(name="ngram-simple", n=3, n_max=4))
-    assert ask(drafter, "abcdefgh") == ""
-    assert ask(drafter, "abc", slot_id=1) == ""
-    drafter.forget(0)
-    assert ask(drafter, "abc") == ""
-
-
 def test_texts_of_earlier_requests_of_the_same_root() -> None:
     drafter = NgramDrafter(NgramRules(name="ngram-mod", n=3, n_max=4, shared=True))
     mine, yours = CacheRoot(owner="me"), CacheRoot(owner="you")
