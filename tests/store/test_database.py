@@ -78,13 +78,6 @@ def test_a_migration_that_fails_changes_nothing(
     assert problems(path) == []
 
 
-def test_a_sound_store(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.db")
-    assert problems(path) == []
-    ((kind, number, size),) = summary(path)
-    assert (kind, number) == ("note", 3) and size > 15_000
-
-
 def test_damage_is_found(tmp_path: Path) -> None:
     path = written(tmp_path / "a.db", n=50)
     with reading(path) as connection:

@@ -6,8 +6,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,11 +65,31 @@ class Hold:
         self._over.set()
 
 
-@contextmanager
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of records, which a test may change."""
     now = [time.time()]
     monkeypatch.setattr(records_module.time, "time", lambda: now[0])
-    yield now
+    return now
+
+
+@contextmanager
+def opened(max_bytes: int = 2**28, seconds: float = 30 * _DAY) -> Iterator[Records]:
+    """Records in memory, without the thread of a store."""
+    with closing(Database()) as database:
+        yield Records(database.connection, max_bytes, seconds)
+
+
+@asynccontextmanager
+async def held(store: Store) -> AsyncIterator[trio.Nursery]:
+    """Keep the thread of a store at work during a block, and until all its tasks wait."""
+    async with trio.open_nursery() as nursery:
+        hold = Hold()
+        nursery.start_soon(store.do, hold)
+        await hold.begun.wait()
+        yield nursery
+        await trio.testing.wait_all_tasks_blocked()
+        hold.let_go()
 
 
 async def test_what_is_committed_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -82,22 +102,9 @@ async def test_what_is_committed_is_there_after_a_restart(tmp_path: Path) -> Non
         assert store.owner_of("key") == owner != store.owner_of("other")
         found = await store.do(lambda records: records.find("a", "note", owner))
         assert isinstance(found, Record) and found.body == {"id": "a", "text": ""}
-        (part,) = await store.do(lambda records: records.parts("a", "in"))
+        (part,) = await store.do(lambda records: records.some("a", "in"))
         assert (part.name, part.value) == ("p", {"é": 1})
     assert (tmp_path / "a.db").stat().st_mode & 0o777 == 0o600
-
-
-async def test_an_owner_sees_only_what_is_theirs() -> None:
-    async with open_store() as store:
-        await store.do(lambda records: add(records, "a", ME))
-        await store.do(lambda records: records.append("a", "in", [Part.of(0, "p", 1)]))
-        assert await store.do(lambda records: records.find("a", "note", YOU)) is None
-        assert await store.do(lambda records: records.find("a", "other", ME)) is None
-        assert await store.do(lambda records: records.named("p", YOU, "note")) is None
-        assert await ids_in(store, YOU) == []
-        assert await store.do(lambda records: records.erase(YOU)) == 0
-        assert await store.do(lambda records: records.erase(ME)) == 1
-        assert await store.do(lambda records: records.parts("a", "in")) == []
 
 
 async def test_work_that_fails_changes_nothing_and_spares_the_others() -> None:
@@ -105,24 +112,16 @@ async def test_work_that_fails_changes_nothing_and_spares_the_others() -> None:
         add(records, "bad")
         raise ValueError("no")
 
-    async with open_store() as store, trio.open_nursery() as nursery:
-        hold = Hold()
-        nursery.start_soon(store.do, hold)
-        await hold.begun.wait()
-        failed: list[str] = []
+    async def try_it(store: Store) -> None:
+        with pytest.raises(ValueError, match="no"):
+            await store.do(fail)
 
-        async def try_it() -> None:
-            try:
-                await store.do(fail)
-            except ValueError as error:
-                failed.append(str(error))
-
-        nursery.start_soon(store.do, lambda records: add(records, "a"))
-        nursery.start_soon(try_it)
-        nursery.start_soon(store.do, lambda records: add(records, "b"))
-        await trio.testing.wait_all_tasks_blocked()
-        hold.let_go()
-    assert failed == ["no"]
+    async with open_store() as store:
+        async with held(store) as nursery:
+            nursery.start_soon(store.do, lambda records: add(records, "a"))
+            nursery.start_soon(try_it, store)
+            nursery.start_soon(store.do, lambda records: add(records, "b"))
+        assert sorted(await ids_in(store)) == ["a", "b"]
 
 
 async def test_what_waits_is_done_in_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,114 +134,112 @@ async def test_what_waits_is_done_in_one_transaction(monkeypatch: pytest.MonkeyP
             work(jobs)
 
         monkeypatch.setattr(store, "_work", noted)
-        async with trio.open_nursery() as nursery:
-            hold = Hold()
-            nursery.start_soon(store.do, hold)
-            await hold.begun.wait()
+        async with held(store) as nursery:
             for n in range(20):
                 nursery.start_soon(store.do, lambda records, n=n: add(records, str(n)))
-            await trio.testing.wait_all_tasks_blocked()
-            hold.let_go()
         assert batches == [1, 20]
         assert len(await ids_in(store)) == 20
 
 
 async def test_the_event_loop_does_not_wait_for_the_thread() -> None:
-    async with open_store() as store, trio.open_nursery() as nursery:
-        hold = Hold()
-        nursery.start_soon(store.do, hold)
-        await hold.begun.wait()
+    async with open_store() as store, held(store):
         # The store does not use the limiter of other threads.
         assert await trio.to_thread.run_sync(lambda: "free") == "free"
-        hold.let_go()
 
 
 async def test_cancelled_work_that_waits_is_left_out() -> None:
     async with open_store() as store:
-        async with trio.open_nursery() as nursery:
-            hold = Hold()
-            nursery.start_soon(store.do, hold)
-            await hold.begun.wait()
+        async with held(store) as nursery:
             with trio.CancelScope() as scope:
                 scope.cancel()
                 await store.do(lambda records: add(records, "cancelled"))
             nursery.start_soon(store.do, lambda records: add(records, "kept"))
-            await trio.testing.wait_all_tasks_blocked()
-            hold.let_go()
         assert await ids_in(store) == ["kept"]
 
 
 # -- bounds
 
 
-async def test_the_owner_with_most_loses_what_was_not_used_for_longest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with clock(monkeypatch) as now:
-        async with open_store(max_bytes=5000) as store:
-            await store.do(lambda records: add(records, "yours", YOU, 800))
-            for n in range(4):
-                now[0] += _DAY
-                await store.do(lambda records, n=n: add(records, f"mine {n}", ME, 900))
+def test_the_owner_with_most_loses_what_was_not_used_for_longest(now: list[float]) -> None:
+    with opened(max_bytes=5000) as records:
+        add(records, "yours", YOU, 800)
+        for n in range(4):
             now[0] += _DAY
-            assert await store.do(lambda records: records.find("mine 0", "note", ME))
-            await store.do(lambda records: add(records, "mine 4", ME, 900))
-            assert await ids_in(store) == ["mine 4", "mine 3", "mine 2", "mine 0"]
-            assert await ids_in(store, YOU) == ["yours"]
+            add(records, f"mine {n}", ME, 900)
+        now[0] += _DAY
+        assert records.find("mine 0", "note", ME)
+        add(records, "mine 4", ME, 900)
+        assert ids(records) == ["mine 4", "mine 3", "mine 2", "mine 0"]
+        assert ids(records, YOU) == ["yours"]
 
 
-async def test_open_work_is_never_evicted() -> None:
-    async with open_store(max_bytes=2000) as store:
-        await store.do(lambda records: add(records, "open", size=1500, is_open=True))
+def test_open_work_is_never_evicted() -> None:
+    with opened(max_bytes=2000) as records:
+        add(records, "open", size=1500, is_open=True)
         with pytest.raises(StoreFullError, match="--store-size is 2000 bytes"):
-            await store.do(lambda records: add(records, "more", size=1000))
-        await store.do(lambda records: records.change("open", {"id": "open"}))
-        await store.do(lambda records: add(records, "more", size=1000))
+            add(records, "more", size=1000)
+        records.change("open", {"id": "open"})
+        add(records, "more", size=1000)
         with pytest.raises(StoreFullError):
-            await store.do(lambda records: add(records, "huge", size=3000))
-        assert await ids_in(store) == ["more", "open"]
+            add(records, "huge", size=3000)
+        assert ids(records) == ["more", "open"]
 
 
-async def test_parts_count_too_and_do_not_evict_their_own_record() -> None:
-    async with open_store(max_bytes=2000) as store:
-        await store.do(lambda records: add(records, "a"))
+def test_parts_count_too_and_do_not_evict_their_own_record() -> None:
+    with opened(max_bytes=2000) as records:
+        add(records, "a")
         parts = [Part(n, "", b"x" * 900) for n in range(3)]
         with pytest.raises(StoreFullError):
-            await store.do(lambda records: records.append("a", "in", parts))
-        await store.do(lambda records: records.append("a", "in", parts[:2]))
-        await store.do(lambda records: records.remove("a", "in", 0))
-        await store.do(lambda records: records.append("a", "out", parts[2:]))
-        assert await ids_in(store) == ["a"]
+            records.append("a", "in", parts)
+        records.append("a", "in", parts[:2])
+        records.remove("a", "in", 0)
+        records.append("a", "out", parts[2:])
+        assert ids(records) == ["a"]
 
 
-async def test_records_expire(monkeypatch: pytest.MonkeyPatch) -> None:
-    with clock(monkeypatch) as now:
-        async with open_store(days=2) as store:
-            await store.do(lambda records: add(records, "old"))
-            await store.do(lambda records: add(records, "open", is_open=True))
-            now[0] += 1.5 * _DAY
-            await store.do(lambda records: add(records, "new"))
-            now[0] += _DAY
-            await store.do(lambda records: records.expire())
-            assert sorted(await ids_in(store)) == ["new", "open"]
+def test_records_expire(now: list[float]) -> None:
+    with opened(seconds=2 * _DAY) as records:
+        add(records, "old")
+        add(records, "open", is_open=True)
+        now[0] += 1.5 * _DAY
+        add(records, "new")
+        now[0] += _DAY
+        records.expire()
+        assert sorted(ids(records)) == ["new", "open"]
 
 
-async def test_pages_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    with clock(monkeypatch) as now:
-        async with open_store() as store:
-            for name in "abc":
-                await store.do(lambda records, name=name: add(records, name))
-                now[0] += 1
-            for name in "ed":  # in the same moment
-                await store.do(lambda records, name=name: add(records, name))
+def test_pages_of_a_list(now: list[float]) -> None:
+    with opened() as records:
+        for name in "abc":
+            add(records, name)
+            now[0] += 1
+        for name in "ed":  # in the same moment
+            add(records, name)
+        assert ids(records) == ["e", "d", "c", "b", "a"]
+        found = records.listed("note", ME, limit=100)
+        assert ids(records, after=found[1]) == ["c", "b", "a"]
+        assert ids(records, newest=False, after=found[2]) == ["d", "e"]
 
-            def listed(**options: Any) -> Any:
-                return lambda records: ids(records, **options)
 
-            assert await store.do(listed()) == ["e", "d", "c", "b", "a"]
-            found = await store.do(lambda records: records.listed("note", ME, limit=100))
-            assert await store.do(listed(after=found[1])) == ["c", "b", "a"]
-            assert await store.do(listed(newest=False, after=found[2])) == ["d", "e"]
+def test_an_owner_sees_only_what_is_theirs() -> None:
+    with opened() as records:
+        add(records, "a", ME)
+        records.append("a", "in", [Part.of(0, "p", 1)])
+        assert records.find("a", "note", YOU) is None
+        assert records.find("a", "other", ME) is None
+        assert records.named("p", YOU, "note") is None
+        assert ids(records, YOU) == []
+        assert (records.erase(YOU), records.erase(ME)) == (0, 1)
+        assert records.some("a", "in") == []
+
+
+def test_limits_of_a_record() -> None:
+    with opened() as records:
+        with pytest.raises(RecordTooLargeError, match="its fields"):
+            add(records, "a", size=5_000_000)
+        add(records, "a")
+        with pytest.raises(RecordTooLargeError, match="its items"):
+            records.append("a", "in", [Part(n, "", b"x" * 2**20) for n in range(33)])
 
 
 async def test_a_part_costs_as_much_beside_a_large_body(tmp_path: Path) -> None:
@@ -305,16 +302,6 @@ async def test_a_record_is_found_when_all_of_it_is_there(tmp_path: Path) -> None
         assert await store.do(lambda records: records.erase(ME)) == 0
 
 
-async def test_limits_of_a_record() -> None:
-    async with open_store() as store:
-        with pytest.raises(RecordTooLargeError, match="its fields"):
-            await store.do(lambda records: add(records, "a", size=5_000_000))
-        await store.do(lambda records: add(records, "a"))
-        parts = [Part(n, "", b"x" * 2**20) for n in range(33)]
-        with pytest.raises(RecordTooLargeError, match="its items"):
-            await store.do(lambda records: records.append("a", "in", parts))
-
-
 async def test_clients_take_turns() -> None:
     done: list[str] = []
 
@@ -322,14 +309,10 @@ async def test_clients_take_turns() -> None:
         set_client(client)
         await store.do(lambda records: done.append(client))
 
-    async with open_store() as store, trio.open_nursery() as nursery:
-        hold = Hold()
-        nursery.start_soon(store.do, hold)
-        await hold.begun.wait()
+    async with open_store() as store, held(store) as nursery:
         for client in "aaab":
             nursery.start_soon(note, store, client)
             await trio.testing.wait_all_tasks_blocked()
-        hold.let_go()
     assert done == ["a", "b", "a", "a"]
 
 
@@ -381,17 +364,13 @@ async def test_an_error_is_that_of_its_job_alone() -> None:
             results[name] = error
 
     async with open_store() as store:
-        async with trio.open_nursery() as nursery:
-            hold = Hold()
-            nursery.start_soon(do, "hold", hold)
-            await hold.begun.wait()
+        async with held(store) as nursery:
             for name, work in (("a", add), ("starve", None), ("b", add)):
                 job = starve if work is None else partial(work, id_=name)
                 nursery.start_soon(do, name, job)
                 await trio.testing.wait_all_tasks_blocked()
-            hold.let_go()
         assert isinstance(results.pop("starve"), StoreError)
-        assert results == {"hold": None, "a": None, "b": None}
+        assert results == {"a": None, "b": None}
         assert sorted(await ids_in(store)) == ["a", "b"]
 
 

@@ -58,10 +58,10 @@ _MAX_PAUSE = 30.0
 #: The longest pause that the server can ask for. A budget may be raised before the day ends.
 _MAX_WAIT = 60.0
 
-#: Lines, and bytes of lines, that one transaction gives up.
-_MAX_GIVEN_UP, _MAX_GIVEN_UP_BYTES = 100, 2**20
+#: Lines that one transaction gives up at most.
+_MAX_GIVEN_UP = 100
 
-#: What a line is answered with if nothing could be done with it.
+#: Errors of lines that were not answered.
 _EXPIRED = {"code": "batch_expired", "message": "The batch expired before this line was answered."}
 _CANCELLED = {"code": "batch_cancelled", "message": "The batch was cancelled before this line."}
 _FAILED = {"code": "batch_failed", "message": "The batch failed before this line was answered."}
@@ -426,23 +426,18 @@ def _give_up_some(records: Records, *, batch: Record, end: str) -> bool:
 
     Returns whether there were any.
     """
-    n_given_up = n_bytes = 0
     has_errors = end == "expired" or batch.kind == MESSAGES
-    while n_given_up < _MAX_GIVEN_UP and n_bytes < _MAX_GIVEN_UP_BYTES:
-        late = next(iter(records.parts(batch.id, PENDING, limit=1)), None)
-        if late is None:
-            break
-        records.remove(batch.id, PENDING, late.n)
-        n_given_up += 1
-        n_bytes += len(late.body)
+    lines = records.some(batch.id, PENDING)[:_MAX_GIVEN_UP]
+    for line in lines:
+        records.remove(batch.id, PENDING, line.n)
         if has_errors:
-            error = _line(batch, late.n, _id_in(late), error=_GIVEN_UP[end])
+            error = _line(batch, line.n, _id_in(line), error=_GIVEN_UP[end])
             with suppress(StoreFullError):  # the bytes of the line are free, but it needs more
                 records.append(_file_id(batch.id, ERRORS), DATA, [error])
-    if n_given_up and has_errors:
+    if lines and has_errors:
         code = _GIVEN_UP[end]["code"] if batch.kind == MESSAGES else ""
-        _count(records, batch, _ENDS.get(code, "failed"), n_given_up)
-    return n_given_up > 0
+        _count(records, batch, _ENDS.get(code, "failed"), len(lines))
+    return bool(lines)
 
 
 def _id_in(line: Part) -> str | None:

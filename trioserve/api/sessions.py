@@ -93,7 +93,7 @@ class Ring:
         """Check that a reader can begin at an offset; `param` names the parameter that holds it.
 
         Raises:
-            OffsetError: the offset is before `start` or after `end`.
+            OffsetError: it is before `start` or after `end`.
         """
         if offset < self.start:
             raise OffsetError(
@@ -105,7 +105,7 @@ class Ring:
             )
 
     def is_boundary(self, offset: int) -> bool:
-        """Whether an event begins, or the next one will begin, at an offset in the ring."""
+        """True if an event begins, or the next one will begin, at an offset in the ring."""
         before = offset - self.start
         begin = max(before - len(self.mark), 0)
         return before == 0 or self._bytes[begin:before] == self.mark
@@ -220,13 +220,8 @@ OnChange: TypeAlias = "Callable[[StreamSession, int], None]"
 class StreamSession:
     """One stream. Made by `Sessions.start`.
 
-    Args:
-        key: the API key of the client.
-        conversation: the client's name for it; empty: none.
-        secret: its name that cannot be guessed; empty: none.
-        route: of its request; errors have the form of its path.
-        max_bytes: the size of its ring.
-        on_change: called with the change in the number of bytes kept, which may be negative.
+    `conversation` is the client's name for it, and `secret` one that cannot be guessed; either may
+    be empty. `on_change` is called with the change in the number of bytes kept.
     """
 
     def __init__(
@@ -417,12 +412,7 @@ class Sessions:
             await self._jobs.run()
 
     def check_open(self) -> None:
-        """Check that sessions can start: `run` is running.
-
-        Raises:
-            ModelLoadingError: it has not begun.
-            ServerClosingError: it has ended.
-        """
+        """Check that `run` runs. Raises ModelLoadingError before, and ServerClosingError after."""
         self._jobs.gate.check()
         if not self._jobs.have_begun:
             raise ModelLoadingError
@@ -442,14 +432,9 @@ class Sessions:
         *,
         secret: bool = False,
     ) -> StreamSession:
-        """Start a stream. It replaces a stream with the same name.
+        """Start a stream of the answer to `ask`. It replaces a stream with the same name.
 
-        Args:
-            caller: who asks for it.
-            conversation: the client's name for the stream; empty: none.
-            route: of the request.
-            ask: answers the request.
-            secret: whether the stream also gets a name that cannot be guessed.
+        With `secret`, it also gets a name that cannot be guessed.
 
         Raises:
             QueueFullError: too many streams are running.

@@ -65,14 +65,9 @@ _PIECE = 2**16
 def follow(
     caller: Caller, session: StreamSession, offset: int, *, first: bytes = b"", last: bytes = b""
 ) -> Reply:
-    """Answer with a stream from an offset on, until it ends.
+    """Answer with a stream from an offset on, which its ring has, until it ends.
 
-    Args:
-        caller: who reads.
-        session: what is sent.
-        offset: where to begin; the ring has it.
-        first: what is sent before.
-        last: what is sent after the end.
+    `first` is sent before it, and `last` after it.
     """
     caller.enter(session.reading())
     return Pieces(
@@ -113,7 +108,7 @@ _WAIT_SECONDS = re.compile(r'wait\s*=\s*"?([0-9]{1,9})"?', re.ASCII)
 
 @attrs.frozen
 class _Wanted:
-    """What the headers of a POST ask for."""
+    """The session that the headers of a POST ask for."""
 
     conversation: str  # empty: none
     wait: float | None  # seconds until the 202; none: the answer is to be the stream
@@ -168,7 +163,7 @@ def resumable(route: Route, app: AppState, answer: Responder) -> Responder:
 
 
 async def _asks_for_stream(route: Route, incoming: Incoming, *, always: bool) -> bool:
-    """Whether a request asks for a stream, or with `always` is made to."""
+    """Check that a request asks for a stream; with `always`, have it ask for one."""
     if incoming.is_form:
         form = await incoming.form()
         asked, can_be_made = form.flag("stream"), "stream" not in form.fields
@@ -208,7 +203,7 @@ def _accepted(app: AppState, session: StreamSession) -> Reply:
 
 routes = Routes()
 
-#: What an `EventSource` gets before and after the events. It reconnects after each response, this
+#: The text before and after the events of an `EventSource`. It reconnects after each response, this
 #: many milliseconds later, unless the page closes it on the last event.
 _FIRST = b"retry: 500\n\n"
 _LAST = b"event: done\ndata: {}\n\n"
@@ -249,7 +244,7 @@ async def read(query: Query, caller: Caller, app: AppState) -> Reply:
 @takes(None, query={"conv_id": "the id of the conversation"})
 @gives(None)
 async def stop(query: Query, caller: Caller, app: AppState) -> Reply:
-    """Stop a stream, and forget it. Has no effect if there is none."""
+    """Stop a stream, if it exists, and forget it."""
     if (session := _named(query, caller, app)) is not None:
         app.streams.stop(session, _STOPPED)
     return Data(status=204)
@@ -307,7 +302,7 @@ async def read_secret(query: Query, caller: Caller, app: AppState, id_: str) -> 
 @routes.delete("/v1/stream/<id_>")
 @gives(None)
 async def stop_secret(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
-    """Stop a stream, and forget it. Has no effect if there is none."""
+    """Stop a stream, if it exists, and forget it."""
     if (session := _secret(caller, app, id_)) is not None:
         app.streams.stop(session, _STOPPED)
     return Data(status=204)
@@ -323,7 +318,7 @@ def _secret(caller: Caller, app: AppState, id_: str) -> StreamSession | None:
 
 
 def _offset(query: Query, caller: Caller, session: StreamSession) -> int:
-    """Where the request wants to begin. An id wins: an `EventSource` comes back with the same URL.
+    """Read the offset of the first byte. An id wins: an `EventSource` comes back with the same URL.
 
     Raises:
         InvalidRequestError: it is no number, no longer kept, or not there yet.

@@ -32,7 +32,7 @@ _PATIENCE = 5.0
 #: Bytes of the write-ahead log that stay on disk.
 _MAX_LOG = 16 * 2**20
 
-#: What each version of the schema adds to the one before. Never change an entry that was released.
+#: The additions of each version of the schema. Never change an entry that was released.
 _MIGRATIONS: Sequence[str] = (
     """
     CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL);
@@ -145,7 +145,7 @@ class Database:
 
     @property
     def salt(self) -> bytes:
-        """What the digests of API keys are made with."""
+        """The salt of the digests of API keys."""
         (value,) = self.connection.execute("SELECT value FROM meta WHERE name = 'salt'").fetchone()
         assert isinstance(value, bytes)
         return value
@@ -231,7 +231,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _version(connection: sqlite3.Connection, path: str) -> int:
-    """The version of the schema; 0 for an empty file. Raises StoreError: it is no store."""
+    """The version of the schema; 0 for an empty file. Raises StoreError for other databases."""
     version: int = _pragma(connection, "user_version")
     (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if _pragma(connection, "application_id") != _APPLICATION_ID and n_tables:

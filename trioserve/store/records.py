@@ -246,11 +246,10 @@ class Records:
         return [Record(*row) for row in self._counted(_COLUMNS, source, (kind,))]
 
     def change(self, id: str, body: Any, *, is_open: bool = False, kind: str | None = None) -> None:
-        """Replace the body of a record, and its kind, if one is given. Has no effect on one that
-        was deleted.
+        """Replace the body of a record, if it exists, and its kind, if one is given.
 
         Raises:
-            RecordTooLargeError: it is too large.
+            RecordTooLargeError: the body is too large.
         """
         data = _body(body)
         self._sql(
@@ -259,13 +258,9 @@ class Records:
             (data, is_open, time.time(), kind, id),
         )
 
-    def finish(self, id: str, *, is_open: bool) -> None:
-        """Have a record found that was added as `DRAFT`."""
+    def mark(self, id: str, is_open: int) -> None:
+        """Set whether the work of a record is not over. One that is a `DRAFT` is not found."""
         self._sql("UPDATE records SET is_open = ? WHERE id = ?", (is_open, id))
-
-    def hide(self, id: str) -> None:
-        """Have a record not found that is to be deleted. If it is not, the next start does."""
-        self._sql("UPDATE records SET is_open = ? WHERE id = ?", (DRAFT, id))
 
     def delete(self, id: str) -> None:
         """Delete a record and its parts, if it exists."""
@@ -279,7 +274,7 @@ class Records:
         if len(some) == len(found):
             self.delete(id)
             return False
-        self.hide(id)
+        self.mark(id, DRAFT)
         self._many("DELETE FROM parts WHERE rowid = ?", [(row,) for row, _ in some])
         return True
 
@@ -305,11 +300,6 @@ class Records:
             "INSERT INTO parts VALUES (?, ?, ?, ?, ?)",
             [(id, side, each.n, each.name, each.body) for each in parts],
         )
-
-    def parts(self, id: str, side: str, *, after: int = -1, limit: int = -1) -> list[Part]:
-        """The parts on a side of a record, in their order."""
-        source = "parts WHERE record = ? AND side = ? AND n > ? ORDER BY n LIMIT ?"
-        return [Part(*row) for row in self._counted(_PART, source, (id, side, after, limit))]
 
     def part(self, id: str, side: str, n: int) -> Part | None:
         """One part of a record."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -37,10 +37,10 @@ _LOT = 2**14
 
 
 class _Job(Generic[_T]):
-    """Work for the thread, and what became of it."""
+    """Work of a client for the thread, and its outcome."""
 
-    def __init__(self, work: Callable[[Records], _T], hold: Hold | None) -> None:
-        self.work, self._hold = work, hold
+    def __init__(self, client: str, work: Callable[[Records], _T], hold: Hold | None) -> None:
+        self.client, self.work, self._hold = client, work, hold
         self._n_held = 0
         self.outcome: Outcome[_T] | None = None
         self.ended = trio.Event()
@@ -61,43 +61,15 @@ class _Job(Generic[_T]):
             self.ended.set()
 
 
-class _Turns:
-    """The jobs that wait, by client. Clients take turns; each client's jobs are in order."""
+def _in_turns(jobs: Sequence[_Job[Any]]) -> list[_Job[Any]]:
+    """Order jobs so that clients take turns; the jobs of each client stay in order."""
+    n_of = Counter[str]()
 
-    def __init__(self) -> None:
-        self._waiting: dict[str, deque[_Job[Any]]] = {}
+    def turn(job: _Job[Any]) -> int:
+        n_of[job.client] += 1
+        return n_of[job.client]
 
-    def add(self, client: str, job: _Job[Any]) -> None:
-        self._waiting.setdefault(client, deque()).append(job)
-
-    def remove(self, client: str, job: _Job[Any]) -> bool:
-        """Take a job out. Returns whether it was there: the thread may have it."""
-        jobs = self._waiting.get(client, ())
-        if job not in jobs:
-            return False
-        self._waiting[client].remove(job)
-        if not self._waiting[client]:
-            del self._waiting[client]
-        return True
-
-    def take(self) -> list[tuple[str, _Job[Any]]]:
-        """Take all jobs, in turns."""
-        taken = []
-        while self._waiting:
-            client = next(iter(self._waiting))
-            jobs = self._waiting.pop(client)
-            taken.append((client, jobs.popleft()))
-            if jobs:
-                self._waiting[client] = jobs
-        return taken
-
-    def put_back(self, taken: Sequence[tuple[str, _Job[Any]]]) -> None:
-        """Put jobs that were taken before all others."""
-        later, self._waiting = self._waiting, {}
-        for client, job in taken:
-            self.add(client, job)
-        for client, jobs in later.items():
-            self._waiting.setdefault(client, deque()).extend(jobs)
+    return sorted(jobs, key=turn)
 
 
 class Store:
@@ -114,7 +86,7 @@ class Store:
         self._database = database
         self._salt = database.salt
         self._records = Records(database.connection, max_bytes, seconds, shared=shared)
-        self._waiting = _Turns()
+        self._waiting: list[_Job[Any]] = []
         self._gate = Gate()
         self._bell = Bell()
         #: Of the task that has the work done. What was begun is done, whatever is cancelled.
@@ -142,23 +114,22 @@ class Store:
             ServerClosingError: the store closes.
             Exception: from `work` or `hold`. The changes are undone.
         """
-        job = _Job(work, hold)
+        job = _Job(current_client(), work, hold)
         with self._gate.open(job.fail):
-            await self._until_ended(job, current_client())
+            self._waiting.append(job)
+            self._bell.ring()
+            try:
+                await job.ended.wait()
+            except trio.Cancelled:
+                job.is_left = True
+                if job in self._waiting:
+                    self._waiting.remove(job)
+                else:  # the thread has it
+                    with trio.CancelScope(shield=True):
+                        await job.ended.wait()
+                raise
         assert job.outcome is not None
         return job.outcome.unwrap()
-
-    async def _until_ended(self, job: _Job[Any], client: str) -> None:
-        self._waiting.add(client, job)
-        self._bell.ring()
-        try:
-            await job.ended.wait()
-        except trio.Cancelled:
-            job.is_left = True
-            if not self._waiting.remove(client, job):
-                with trio.CancelScope(shield=True):
-                    await job.ended.wait()
-            raise
 
     async def read(self, refs: Sequence[Ref], hold: Hold | None = None) -> list[Part]:
         """Read parts, some in each transaction, so that others have their turns between them.
@@ -201,7 +172,7 @@ class Store:
 
         def finish(records: Records) -> None:
             then(records)
-            records.finish(id, is_open=is_open)
+            records.mark(id, is_open)
 
         try:
             await self.do(begin)
@@ -248,12 +219,13 @@ class Store:
             self._gate.end()
 
     async def _do_waiting(self) -> None:
-        while taken := self._waiting.take():
-            await self._run([job for _, job in taken])
-            for _, job in taken:
+        while self._waiting:
+            taken, self._waiting = _in_turns(self._waiting), []
+            await self._run(taken)
+            for job in taken:
                 if job.outcome is not None or job.is_left:
                     job.ended.set()
-            self._waiting.put_back([each for each in taken if not each[1].ended.is_set()])
+            self._waiting[:0] = [job for job in taken if not job.ended.is_set()]
 
     async def _run(self, jobs: Sequence[_Job[Any]]) -> None:
         """Do some of the jobs in a transaction."""

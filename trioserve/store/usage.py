@@ -1,4 +1,4 @@
-"""What API keys have used: `Used` by `UsageRow`, which is a day, a key and a model."""
+"""The usage of API keys: `Used` by `UsageRow`, which is a day, a key and a model."""
 
 from __future__ import annotations
 
@@ -9,32 +9,26 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-#: How many days rows are kept.
+#: The days that rows are kept.
 KEPT_DAYS = 400
 
-#: What usage is summed by.
+#: The columns that usage is summed by.
 Group: TypeAlias = Literal["day", "key", "model"]
 GROUPS: Sequence[Group] = ("day", "key", "model")
 
 
 @attrs.frozen(order=True)
 class UsageRow:
-    """What usage is counted for.
+    """A day, an API key and a model whose usage is counted."""
 
-    Attributes:
-        day: in UTC, as ``2026-01-31``.
-        key: the name of the API key; empty for clients without a key.
-        model: the name of the model.
-    """
-
-    day: str
-    key: str
+    day: str  # in UTC, as ``2026-01-31``
+    key: str  # the name of the API key; empty for clients without a key
     model: str
 
 
 @attrs.define
 class Used:
-    """What was used. `seconds` are those of requests, from submission to the end."""
+    """Usage. `seconds` are those of requests, from submission to the end."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -66,7 +60,7 @@ def day_of(moment: float) -> str:
 
 
 def day_before(day: str, n_days: int) -> str:
-    """The day that is some days before another one; the first of all days, if there is none."""
+    """The day that is some days before another one, or the first of all days."""
     number = max(date.fromisoformat(day).toordinal() - n_days, 1)
     return date.fromordinal(number).isoformat()
 
@@ -83,25 +77,15 @@ def add_usage(connection: sqlite3.Connection, counted: Mapping[UsageRow, Used]) 
 
 @attrs.frozen(kw_only=True)
 class UsageQuery:
-    """A query for usage: that of some days, summed by groups, in the order of the groups.
+    """A query for usage: that of some days, summed by groups, in the order of the groups."""
 
-    Attributes:
-        start: the first day.
-        end: the last day.
-        groups: some of `GROUPS`.
-        key: the name of the one API key to read; None: all.
-        after: the values of the groups in the entry before the first one; None: from the beginning.
-        newest: whether the order is descending.
-        limit: how many entries to read; below 0: all.
-    """
-
-    start: str
-    end: str
+    start: str  # the first day
+    end: str  # the last day
     groups: Sequence[Group] = GROUPS
-    key: str | None = None
-    after: Sequence[str] | None = None
-    newest: bool = False
-    limit: int = -1
+    key: str | None = None  # the name of the only API key to read
+    after: Sequence[str] | None = None  # the values of the groups in the entry before the first one
+    newest: bool = False  # in descending order
+    limit: int = -1  # the most entries; below 0: all
 
     def read(self, connection: sqlite3.Connection) -> list[dict[str, Any]]:
         """Read the entries: the values of the groups, where others are None, and the sums."""

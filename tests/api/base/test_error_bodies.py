@@ -24,7 +24,7 @@ from trioserve import errors
 from trioserve.api.base.errors import InternalError
 from trioserve.api.llama import admin
 from trioserve.api.sessions import OffsetError
-from trioserve.api.stored.items import PreviousResponseError
+from trioserve.api.stored.responses import PreviousResponseError
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.server.transcription.transcript import TranscriptStream

@@ -36,23 +36,26 @@ SAID = Transcript(
 )
 
 
-def test_subrip() -> None:
-    assert audio.as_srt(SAID) == (
-        "1\n00:00:00,500 --> 00:01:01,000\nOne & two.\n\n"
-        "2\n01:01:01,250 --> 01:01:03,000\n-> <Three>\n\n"
-    )
-
-
-def test_webvtt() -> None:
-    assert audio.as_vtt(SAID) == (
-        "WEBVTT\n\n"
-        "00:00:00.500 --> 00:01:01.000\nOne &amp; two.\n\n"
-        "01:01:01.250 --> 01:01:03.000\n-&gt; &lt;Three&gt;\n\n"
-    )
-
-
-def test_text() -> None:
-    assert audio.as_text(SAID) == "One & two. --> <Three>\n"
+@pytest.mark.parametrize(
+    ("format", "written"),
+    [
+        ("text", "One & two. --> <Three>\n"),
+        (
+            "srt",
+            "1\n00:00:00,500 --> 00:01:01,000\nOne & two.\n\n"
+            "2\n01:01:01,250 --> 01:01:03,000\n-> <Three>\n\n",
+        ),
+        (
+            "vtt",
+            "WEBVTT\n\n"
+            "00:00:00.500 --> 00:01:01.000\nOne &amp; two.\n\n"
+            "01:01:01.250 --> 01:01:03.000\n-&gt; &lt;Three&gt;\n\n",
+        ),
+    ],
+)
+def test_texts_and_subtitles(format: str, written: str) -> None:
+    write, _ = audio.AS_TEXT[format]
+    assert write(SAID) == written
 
 
 def test_verbose_json_has_segments() -> None:
@@ -89,11 +92,8 @@ def test_verbose_json_has_what_is_wanted(wanted: set[str]) -> None:
     assert body.keys() & {"words", "segments"} == {f"{name}s" for name in wanted}
     if "words" in body:
         assert body["words"][1] == {"word": "two.", "start": 2.0, "end": 2.5}
-
-
-def test_a_translation_says_so() -> None:
-    request = TranslationRequest(file=b"any", response_format="verbose_json")
-    assert to_builtins(audio.as_verbose_json(SAID, request))["task"] == "translate"
+    translated = TranslationRequest(file=b"any", response_format="verbose_json")
+    assert to_builtins(audio.as_verbose_json(SAID, translated))["task"] == "translate"
 
 
 def test_usage_is_in_tokens_where_they_are_counted() -> None:

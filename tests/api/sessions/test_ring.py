@@ -97,47 +97,12 @@ Readers.TestCase.settings = settings(max_examples=50, stateful_step_count=30, de
 TestReaders = Readers.TestCase
 
 
-def test_the_oldest_events_are_dropped_whole() -> None:
-    ring = Ring(12, MARK)
-    ring.append(b"aaaa\n\nbb\n\n")
-    ring.append(b"c\n\n")
-    assert (ring.start, ring.read(6, 100)) == (6, b"bb\n\nc\n\n")
-    with pytest.raises(OffsetError, match="Bytes 5 to 5 of the stream are no longer kept"):
-        ring.read(5, 100)
-
-
-@pytest.mark.parametrize(
-    ("n_bytes", "start"), [(0, 0), (1, 3), (3, 3), (4, 6), (6, 6), (7, 9), (9, 9), (99, 9)]
-)
-def test_no_more_events_are_dropped_than_asked_for(n_bytes: int, start: int) -> None:
-    ring = Ring(99, MARK)
-    ring.append(b"a\n\nb\n\nc\n\n")
-    ring.drop(n_bytes)
-    assert ring.start == start
-
-
-def test_an_event_that_is_larger_than_the_ring_is_not_kept() -> None:
-    ring = Ring(10, MARK)
-    ring.append(b"a\n\n")
-    ring.append(b"b" * 20 + b"\n\n")
-    assert (ring.start, ring.end, len(ring)) == (25, 25, 0)
-    ring.append(b"c\n\n")
-    assert ring.read(25, 100) == b"c\n\n"
-
-
 def test_memory_does_not_grow_with_the_length_of_the_stream() -> None:
     ring = Ring(10_000, MARK)
     for _ in range(10_000):
         ring.append(b"x" * 98 + MARK)
         assert ring._bytes.__sizeof__() < 25_000
     assert ring.end == 1_000_000
-
-
-def test_a_reader_that_begins_within_a_mark_gets_the_rest_of_its_event() -> None:
-    ring = Ring(100, MARK)
-    ring.append(b"one\n\ntwo\n\n")
-    assert ring.read(4, 1) == b"\n"
-    assert ring.read(4, 100) == b"\ntwo\n\n"
 
 
 def test_an_event_is_found_by_its_number() -> None:

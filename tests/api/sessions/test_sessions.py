@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import trio
-from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from trioserve.api import metrics
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import Data, KeepAlive, Pieces, Reply, json as json_reply
 from trioserve.api.base.routes import Route
@@ -24,7 +22,6 @@ from trioserve.config import Config
 from trioserve.errors import QueueFullError, ServerClosingError, StreamStoppedError
 from trioserve.fair_limiter import working_for
 from trioserve.server.limits.memory import MemoryBudget
-from trioserve.server.observers.metrics import prometheus_text
 
 ROUTE = Route("POST", "/v1/responses", responses)
 
@@ -395,29 +392,3 @@ async def test_lookup_knows_models_behind_names(autojump_clock: MockClock) -> No
         assert names("b", "b:") == ["b:::c"]
         assert names(*["a"] * 1000) == ["a", "a::one", "a::two::x"]
         assert len(sessions.lookup("another", ["a"])) == 1
-
-
-async def test_metrics(autojump_clock: MockClock) -> None:
-    async with opened(stream_sessions=2) as sessions:
-        writers = [Writer() for _ in range(3)]
-        begin(sessions, writers[0])
-        await writers[0].end()
-        running = begin(sessions, writers[1])
-        begin(sessions, writers[2])
-        await writers[1].write(b"data: 1\n\n")
-        await writers[2].end()
-        with running.reading():
-            text = prometheus_text(metrics._streams(sessions)).decode()
-            n_bytes = len(running.ring)
-    samples = {
-        (one.name, *one.labels.values()): one.value
-        for family in text_string_to_metric_families(text)
-        for one in family.samples
-    }
-    assert samples == {
-        ("trioserve:streams", "running"): 1,
-        ("trioserve:streams", "finished"): 1,
-        ("trioserve:stream_readers",): 1,
-        ("trioserve:stream_bytes",): n_bytes,
-        ("trioserve:streams_evicted_total",): 1,
-    }

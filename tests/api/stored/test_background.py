@@ -15,14 +15,10 @@ import trio
 
 from tests.support.clients import TIMEOUT, client_and_service, client_of
 from tests.support.event_source import gated
-from tests.support.http_server import serving
-from tests.support.scripted_server import ScriptedLoader
 from tests.support.scripts import answering
 from tests.support.waiting import until
 from trioserve.api import streams
 from trioserve.api.sessions import StreamSession
-from trioserve.app import create_app
-from trioserve.config import Config
 from trioserve.errors import StoreError
 from trioserve.store import Records, Store
 
@@ -254,44 +250,6 @@ async def test_an_end_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
         await until(lambda: spy.n_calls == 2 and not service.stored_runs)
         assert await status_of(client, id_) == "completed"
         assert spy.errors == []
-
-
-async def test_the_background_is_refused_while_the_model_loads() -> None:
-    loader = ScriptedLoader(lambda: answering("Hello"))
-    loader.may_go_on.clear()
-    app = create_app(Config(), load=loader)
-    async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=TIMEOUT) as client:
-        await until(lambda: loader.n_begun)
-        body = {"input": "Hi", "background": True}
-        refused = await client.post(RESPONSES, json=body)
-        assert (refused.status_code, refused.json()["error"]["message"]) == (503, "Loading model")
-        loader.may_go_on.set()
-        await app.extensions["trioserve"].wait_loaded()
-        id_ = await begun(client)
-        await until(lambda: ends_as(client, id_, "completed"))
-
-
-async def test_a_response_whose_end_is_not_stored_yet_is_not_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    backend, gate = gated(TEXT)
-    async with client_and_service(backend) as (client, service):
-        id_ = await begun(client)
-        has_come, may_go_on = trio.Event(), trio.Event()
-
-        async def hold(do: Callable[[], Awaitable[Any]]) -> Any:
-            has_come.set()
-            await may_go_on.wait()
-            return await do()
-
-        Spy(service.store, monkeypatch).instead[1] = hold
-        gate.open()
-        await has_come.wait()
-        assert await status_of(client, id_) == "in_progress"
-        may_go_on.set()
-        await until(lambda: ends_as(client, id_, "completed"))
-        answer = await client.get(f"{RESPONSES}/{id_}")
-        assert answer.json()["output"][0]["content"][0]["text"] == TEXT
 
 
 async def test_an_error_of_a_response_is_not_its_own_cause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,21 +14,22 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from tests.api.stored.test_batches import (
+from tests.api.stored.test_batches import Asked
+from tests.server.test_keys import replace, table
+from tests.support.clients import client_and_service, client_of
+from tests.support.http_server import serving
+from tests.support.scripts import CHAT, answering, endless
+from tests.support.stored import (
     CHATS,
-    Asked,
     begin,
     file_of,
     line,
     lines_of,
     never,
+    shown,
     until_over,
     upload,
 )
-from tests.server.test_keys import replace, table
-from tests.support.clients import client_and_service, client_of
-from tests.support.http_server import serving
-from tests.support.scripts import CHAT, answering, endless
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
 from trioserve.api.base.body import Incoming
@@ -58,11 +59,6 @@ class Gated:
         return await self._reply_to(*request)
 
 
-async def shown(client: httpx.AsyncClient, id_: str) -> dict[str, Any]:
-    body: dict[str, Any] = (await client.get(f"/v1/batches/{id_}")).json()
-    return body
-
-
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try what has failed again at once."""
@@ -72,7 +68,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_open_batches_of_one_key_need_no_place_in_a_queue() -> None:
     async with client_and_service(parallel=32) as (client, service):
         service.reply_to = never
-        file = await upload(client, [line(n) for n in range(128)])
+        file = await upload(client, file_of([line(n) for n in range(128)]))
         wanted = {"input_file_id": file, "endpoint": CHATS}
         ids = [(await client.post("/v1/batches", json=wanted)).json()["id"] for _ in range(18)]
         await trio.testing.wait_all_tasks_blocked(0.01)
@@ -137,12 +133,18 @@ async def test_a_batch_that_is_created_while_the_model_loads_waits(
         assert (await until_over(client, cancelled["id"]))["status"] == "cancelled"
 
 
-async def test_a_stream_that_is_to_outlive_its_connection_waits_for_the_model_as_others_do() -> (
-    None
-):
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        (CHATS, {**CHAT, "stream": True}, {"X-Conversation-Id": "a"}),
+        ("/v1/responses", {"input": "Hi", "background": True}, {}),
+    ],
+)
+async def test_no_session_begins_while_the_model_loads(
+    path: str, body: dict[str, Any], headers: dict[str, str]
+) -> None:
     async with loading() as (client, _):
-        headers = {"X-Conversation-Id": "a"}
-        answer = await client.post(CHATS, json={**CHAT, "stream": True}, headers=headers)
+        answer = await client.post(path, json=body, headers=headers)
         assert answer.status_code == 503
         assert answer.json()["error"]["message"] == "Loading model"
 
@@ -194,9 +196,7 @@ async def test_a_damaged_record_of_one_batch_is_one_batch_that_failed(tmp_path: 
     path = tmp_path / "a.db"
     async with client_and_service(store=str(path)) as (client, service):
         service.reply_to = never
-        file = await upload(client, [line(0)])
-        wanted = {"input_file_id": file, "endpoint": CHATS, "metadata": {"a": "mark this"}}
-        damaged = (await client.post("/v1/batches", json=wanted)).json()["id"]
+        damaged = (await begin(client, [line(0)], metadata={"a": "mark this"}))["id"]
         left = (await begin(client, [line(0), line(1)]))["id"]
     data = path.read_bytes()
     assert b"mark this" in data
@@ -216,11 +216,8 @@ async def test_a_damaged_record_of_one_batch_is_one_batch_that_failed(tmp_path: 
 async def test_what_is_damaged_does_not_hide_the_rest_of_a_list(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     async with client_of(answering("Hello"), store=str(path)) as client:
-        wanted = {"input_file_id": await upload(client, [line(0)]), "endpoint": CHATS}
-        batches = []
-        for mark in ("mark this", "not that"):
-            body = wanted | {"metadata": {"a": mark}}
-            batches.append((await client.post("/v1/batches", json=body)).json()["id"])
+        marks = [{"a": "mark this"}, {"a": "not that"}]
+        batches = [(await begin(client, [line(0)], metadata=each))["id"] for each in marks]
         ends = [(await until_over(client, batch))["output_file_id"] for batch in batches]
     data = path.read_bytes()
     for mark in (b"mark this", f'"filename":"{batches[0]}'.encode()):
@@ -330,7 +327,7 @@ async def test_open_batches_of_one_key_leave_room_for_other_keys() -> None:
         lines = file_of([line(n, "x" * 1000) for n in range(100)])
         statuses = []
         for _ in range(12):
-            file = await upload(client, [lines])
+            file = await upload(client, lines)
             wanted = {"input_file_id": file, "endpoint": CHATS}
             statuses.append((await client.post("/v1/batches", json=wanted)).status_code)
         assert statuses[:3] == [200] * 3 and statuses[-1] == 503

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,65 +19,25 @@ from tests.support.clients import client_and_service, client_of, use_openai
 from tests.support.event_source import gated
 from tests.support.fake_fleet import routed
 from tests.support.scripts import answering, noting
+from tests.support.stored import (
+    CHATS,
+    begin,
+    file_of,
+    line,
+    lines_of,
+    never,
+    shown,
+    until_over,
+    upload,
+)
 from tests.support.waiting import until
-from trioserve.api import batches as batches_module
 from trioserve.api.base.body import Incoming
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.reply import Reply, json as json_reply
 from trioserve.api.batches import KIND
 from trioserve.api.service import AppState
 from trioserve.concurrency import Phase
-from trioserve.errors import StoreError
 from trioserve.store import Records
-
-CHATS = "/v1/chat/completions"
-
-
-def line(n: int, text: str = "Hi", url: str = CHATS, **body: Any) -> dict[str, Any]:
-    asked = {"messages": [{"role": "user", "content": text}], "max_tokens": 8, **body}
-    return {"custom_id": f"line-{n}", "method": "POST", "url": url, "body": asked}
-
-
-def file_of(lines: Sequence[Any]) -> bytes:
-    return b"\n".join(
-        each if isinstance(each, bytes) else json.dumps(each).encode() for each in lines
-    )
-
-
-async def upload(client: httpx.AsyncClient, lines: Sequence[Any]) -> str:
-    made = await client.post(
-        "/v1/files", data={"purpose": "batch"}, files={"file": ("in.jsonl", file_of(lines))}
-    )
-    assert made.status_code == 200, made.text
-    return str(made.json()["id"])
-
-
-async def begin(
-    client: httpx.AsyncClient, lines: Sequence[Any], endpoint: str = CHATS
-) -> dict[str, Any]:
-    wanted = {"input_file_id": await upload(client, lines), "endpoint": endpoint}
-    made = await client.post("/v1/batches", json={**wanted, "completion_window": "24h"})
-    assert made.status_code == 200, made.text
-    body: dict[str, Any] = made.json()
-    return body
-
-
-async def until_over(client: httpx.AsyncClient, id_: str) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-
-    async def is_over() -> bool:
-        body.update((await client.get(f"/v1/batches/{id_}")).json())
-        return body["status"] not in ("in_progress", "cancelling")
-
-    await until(is_over)
-    return body
-
-
-async def lines_of(client: httpx.AsyncClient, id_: str | None) -> list[dict[str, Any]]:
-    if id_ is None:
-        return []
-    content = (await client.get(f"/v1/files/{id_}/content")).text
-    return [json.loads(each) for each in content.splitlines()]
 
 
 async def test_the_sdk_runs_a_batch() -> None:
@@ -129,7 +89,10 @@ async def test_other_endpoints(endpoint: str, body: dict[str, Any]) -> None:
         lines = [{"custom_id": "a", "url": endpoint, "body": body}]
         over = await until_over(client, (await begin(client, lines, endpoint))["id"])
         (answer,) = await lines_of(client, over["output_file_id"])
-        assert answer["response"]["body"]["object"] in ("text_completion", "response")
+        made = answer["response"]["body"]
+        assert made["object"] in ("text_completion", "response")
+        if endpoint == "/v1/responses":
+            assert (await client.get(f"{endpoint}/{made['id']}")).json() == made
 
 
 async def test_lines_with_the_same_beginning_follow_one_another() -> None:
@@ -167,15 +130,14 @@ async def test_what_is_no_batch_is_refused() -> None:
     async with client_of() as client:
         empty = await begin(client, [])
         assert empty["errors"]["data"][0]["code"] == "empty_file"
-        file = await upload(client, [line(0)])
-        for fields, param in (
-            ({"input_file_id": "file-none", "endpoint": CHATS}, "input_file_id"),
-            ({"input_file_id": file, "endpoint": "/v1/images"}, "endpoint"),
-            ({"input_file_id": file, "endpoint": CHATS, "completion_window": "1h"}, None),
+        sound = {"input_file_id": await upload(client, file_of([line(0)])), "endpoint": CHATS}
+        for name, value in (
+            ("input_file_id", "file-none"),
+            ("endpoint", "/v1/images"),
+            ("completion_window", "1h"),
         ):
-            answer = await client.post("/v1/batches", json=fields)
-            assert answer.status_code == 400
-            assert answer.json()["error"]["param"] == (param or "completion_window")
+            answer = await client.post("/v1/batches", json={**sound, name: value})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
         answer = await client.post(
             "/v1/files", data={"purpose": "fine-tune"}, files={"file": ("a.png", b"x")}
         )
@@ -199,8 +161,7 @@ async def test_a_cancelled_batch_keeps_its_answers() -> None:
 
 
 async def _n_done(client: httpx.AsyncClient, id_: str, n: int) -> bool:
-    counts = (await client.get(f"/v1/batches/{id_}")).json()["request_counts"]
-    return bool(counts["completed"] >= n)
+    return bool((await shown(client, id_))["request_counts"]["completed"] >= n)
 
 
 async def test_a_restart_goes_on_with_the_lines_that_are_left(tmp_path: Path) -> None:
@@ -278,12 +239,6 @@ async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
 # -- the place of a batch
 
 
-async def never(*_request: Any) -> Reply:
-    """Answer no line."""
-    await trio.sleep_forever()
-    raise AssertionError
-
-
 class Asked:
     """Plays the app to the batches of a service, with the statuses that a test chooses."""
 
@@ -299,50 +254,15 @@ class Asked:
         return json_reply({}, self._status(self.n_asked), **{"Retry-After": "0"})
 
 
-async def test_lines_have_the_lowest_priority_beside_other_requests() -> None:
-    async with client_and_service() as (client, service):
+@pytest.mark.parametrize(("order", "lowest"), [("higher-first", -100), ("lower-first", 100)])
+async def test_lines_have_the_lowest_priority_beside_other_requests(
+    order: Any, lowest: int
+) -> None:
+    async with client_and_service(priority_order=order) as (client, service):
         asked = Asked(service)
         over = await until_over(client, (await begin(client, [line(n) for n in range(5)]))["id"])
         assert over["request_counts"]["completed"] == 5
-        assert {each["priority"] for each in asked.bodies} == {-100}
-
-
-async def test_the_lowest_priority_in_the_order_of_vllm() -> None:
-    async with client_and_service(priority_order="lower-first") as (client, service):
-        asked = Asked(service)
-        await until_over(client, (await begin(client, [line(0)]))["id"])
-        assert asked.bodies[0]["priority"] == 100
-
-
-async def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches_module, "_PAUSE", 0.001)
-    async with client_and_service() as (client, service):
-        asked = Asked(service, lambda n: 429 if n < 3 else 503 if n < 5 else 200)
-        over = await until_over(client, (await begin(client, [line(0)]))["id"])
-        assert over["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
-        assert asked.n_asked == 5
-
-
-async def test_a_batch_waits_while_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches_module, "_PAUSE", 0.001)
-    async with client_and_service() as (client, service):
-        asked = Asked(service)
-        do, n_failed = service.store.do, 0
-
-        async def fail(work: Any) -> Any:
-            nonlocal n_failed
-            if asked.n_asked and n_failed < 3:
-                n_failed += 1
-                raise StoreError("The store x cannot be used: its disk is full.")
-            return await do(work)
-
-        made = await begin(client, [line(0)])
-        monkeypatch.setattr(service.store, "do", fail)
-        await until(lambda: n_failed == 3 or not service.batches._running)
-        monkeypatch.undo()
-        over = await until_over(client, made["id"])
-        assert over["request_counts"]["completed"] == 1
-        assert asked.n_asked == 1  # the answer was kept meanwhile
+        assert {each["priority"] for each in asked.bodies} == {lowest}
 
 
 async def test_a_router_runs_batches() -> None:

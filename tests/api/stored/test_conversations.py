@@ -27,7 +27,11 @@ async def test_the_sdk_keeps_a_conversation() -> None:
         assert changed.metadata == {"topic": "names"}
         response = client.responses.create(model="any", input="Who am I?", conversation=made.id)
         assert response.conversation is not None and response.conversation.id == made.id
-        client.responses.create(model="any", input="Sure?", conversation={"id": made.id})
+        response = client.responses.create(
+            model="any", input="Sure?", conversation={"id": made.id}, background=True
+        )
+        while response.status in ("queued", "in_progress"):
+            response = client.responses.retrieve(response.id)
         items = list(client.conversations.items.list(made.id, order="asc", limit=2))
         assert [item.role for item in items] == ["user", "user", "assistant", "user", "assistant"]
         first = client.conversations.items.retrieve(items[0].id, conversation_id=made.id)

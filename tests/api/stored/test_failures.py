@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import resource
 import sqlite3
@@ -16,8 +15,9 @@ import httpx
 import pytest
 import trio
 
-from tests.support.clients import client_and_service, client_of
+from tests.support.clients import client_and_service, client_of, named_events_in
 from tests.support.scripts import CHAT, answering
+from tests.support.stored import CHATS, RESPONSES, begin, line, never, stored, until_over
 from tests.support.waiting import until
 from trioserve.api import batches as batches_module
 from trioserve.api.base.reply import Reply
@@ -25,41 +25,21 @@ from trioserve.errors import QueueFullError, StoreError
 from trioserve.store import Database, database as database_module
 from trioserve.store.database import problems
 
-CHATS = "/v1/chat/completions"
-RESPONSES = "/v1/responses"
 PAGE = 4096  # bytes, as SQLite has them
 
 Failure = Callable[[str], AbstractContextManager[None]]
-
-
-def lines(n: int) -> bytes:
-    return b"\n".join(
-        json.dumps({"custom_id": f"line-{i}", "url": CHATS, "body": CHAT}).encode()
-        for i in range(n)
-    )
-
-
-async def stored(client: httpx.AsyncClient) -> str:
-    answer = await client.post(RESPONSES, json={"input": "Hi", "store": True})
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["id"])
-
-
-async def begin_batch(client: httpx.AsyncClient, n_lines: int) -> dict[str, Any]:
-    file = await client.post(
-        "/v1/files", data={"purpose": "batch"}, files={"file": ("a", lines(n_lines))}
-    )
-    wanted = {"input_file_id": file.json()["id"], "endpoint": CHATS}
-    made = await client.post("/v1/batches", json=wanted)
-    assert made.status_code == 200, made.text
-    body: dict[str, Any] = made.json()
-    return body
 
 
 async def fails(client: httpx.AsyncClient, method: str, path: str, **body: Any) -> None:
     answer = await client.request(method, path, json=body or None)
     assert answer.status_code == 503, (path, answer.text)
     assert answer.json()["error"]["code"] == "store_failed"
+    assert "disk" not in answer.text  # the log has it
+
+
+async def last_of_stream(client: httpx.AsyncClient, **body: Any) -> Any:
+    answer = await client.post(RESPONSES, json={"input": "Hi", "stream": True, **body})
+    return named_events_in(answer.text)[-1]
 
 
 async def chats(client: httpx.AsyncClient) -> None:
@@ -98,15 +78,17 @@ async def test_only_what_needs_the_store_fails_until_it_works_again(
     monkeypatch.setattr(batches_module, "_PAUSE", 0.001)
     path = str(tmp_path / "a.db")
     async with client_and_service(answering("Hello"), store=path) as (client, service):
-        before = await stored(client)
-        may_answer, reply_to = trio.Event(), service.reply_to
+        before = (await stored(client, store=True))["id"]
+        may_answer, reply_to, n_asked = trio.Event(), service.reply_to, 0
 
         async def reply_later(*request: Any) -> Reply:
+            nonlocal n_asked
+            n_asked += 1
             await may_answer.wait()
             return await reply_to(*request)
 
         service.reply_to = reply_later
-        batch = (await begin_batch(client, 20))["id"]
+        batch = (await begin(client, [line(n) for n in range(20)]))["id"]
         with failure(path):
             may_answer.set()
             await fails(client, "POST", RESPONSES, input="Hi", store=True)
@@ -114,23 +96,21 @@ async def test_only_what_needs_the_store_fails_until_it_works_again(
             await fails(client, "POST", "/v1/conversations", metadata={})
             answer = await client.post(RESPONSES, json={"input": "Hi"})
             assert answer.status_code == 200 and answer.json()["store"] is False
+            assert (await last_of_stream(client))["type"] == "response.completed"
+            assert (await last_of_stream(client, store=True))["type"] == "error"
+            await fails(client, "POST", RESPONSES, input="Hi", previous_response_id=before)
             await chats(client)
             assert service.batches._running
-        after = await stored(client)
+        after = (await stored(client, store=True))["id"]
         await until(lambda: not service.batches._running)
         for id_ in (before, after):
             assert (await client.get(f"{RESPONSES}/{id_}")).status_code == 200
-        await until(lambda: ended(client, batch))
-        found = (await client.get(f"/v1/batches/{batch}")).json()
+        found = await until_over(client, batch)
         assert (found["status"], found["request_counts"]["completed"]) == ("completed", 20)
+        assert n_asked == 20  # the answers were kept meanwhile
     async with client_of(store=path) as client:
         assert (await client.get(f"{RESPONSES}/{after}")).status_code == 200
     assert problems(path) == []
-
-
-async def ended(client: httpx.AsyncClient, batch: str) -> bool:
-    body = (await client.get(f"/v1/batches/{batch}")).json()
-    return bool(body["status"] != "in_progress")
 
 
 def test_a_locked_file_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,20 +125,14 @@ def test_a_locked_file_ends_the_start(tmp_path: Path, monkeypatch: pytest.Monkey
 # -- damage
 
 
-async def never(*_request: Any) -> Reply:
-    """Answer no line of a batch."""
-    await trio.sleep_forever()
-    raise AssertionError
-
-
 async def filled(path: str) -> dict[str, str]:
     """Fill a store; returns the ids of its records, by kind. The lines of its batch are pending."""
     async with client_and_service(answering("Hello"), store=path) as (client, service):
-        responses = [await stored(client) for _ in range(8)]
+        responses = [(await stored(client))["id"] for _ in range(8)]
         items = [{"role": "user", "content": f"Hi {n}"} for n in range(20)]
         made = await client.post("/v1/conversations", json={"items": items})
         service.reply_to = never
-        batch = await begin_batch(client, 200)
+        batch = await begin(client, [line(n) for n in range(200)])
     return {
         "responses": responses[0],
         "conversations": made.json()["id"],

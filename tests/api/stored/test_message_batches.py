@@ -10,11 +10,11 @@ import anthropic
 import httpx
 import pytest
 
-from tests.api.stored.test_batches import begin as begin_openai, line, never
 from tests.support.anthropic_api import ASK
 from tests.support.clients import client_and_service, client_of, use_anthropic
 from tests.support.event_source import gated
 from tests.support.scripts import answering
+from tests.support.stored import begin as begin_openai, line, never
 from tests.support.waiting import until
 from trioserve.api.batches import MESSAGES, RESULTS
 from trioserve.errors import StoreError
@@ -165,17 +165,6 @@ async def test_usage_is_that_of_the_key() -> None:
         assert (await results_of(client, ended))["id-0"]["type"] == "succeeded"
         usage = (await client.get("/v1/usage", params={"group_by": "key"})).json()["data"]
         assert [each["key"] for each in usage] == ["key-2"]
-
-
-async def test_a_restart_continues(tmp_path: Path) -> None:
-    store = str(tmp_path / "store.db")
-    async with client_and_service(store=store) as (client, service):
-        service.reply_to = never
-        id_ = (await begin(client, *(asked(n) for n in range(5))))["id"]
-    async with client_of(answering("Hello"), store=store) as client:
-        ended = await until_ended(client, id_)
-        found = await results_of(client, ended)
-        assert {each["type"] for each in found.values()} == {"succeeded"} and len(found) == 5
 
 
 async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:

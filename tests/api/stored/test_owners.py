@@ -29,12 +29,13 @@ ANTHROPIC = {"anthropic-version": "2023-06-01"}
 
 
 def kind_of(route: Route) -> str:
-    """What a route is about: the name of the module that declares it."""
-    return str(route.handler.__module__.rpartition(".")[2])
+    """The path of what a route is about; files have a form for each of two APIs."""
+    path = route.path.removeprefix("/v1").partition("/<")[0]
+    return f"{path} of messages" if route.header else path
 
 
 #: What has ids. Usage has none.
-KINDS = {kind_of(each) for each in ROUTES} - {"usage"}
+KINDS = {kind_of(each) for each in ROUTES} - {"/usage"}
 
 #: What the POSTs below an id need in their bodies.
 BODIES = {
@@ -44,9 +45,9 @@ BODIES = {
 }
 #: The fields that name something stored, and what they name.
 REFERENCES = {
-    "previous_response_id": "responses",
-    "conversation": "conversations",
-    "input_file_id": "files",
+    "previous_response_id": "/responses",
+    "conversation": "/conversations",
+    "input_file_id": "/files",
 }
 #: Reads go first, and what deletes comes last.
 ORDER = ("HEAD", "GET", "POST", "DELETE")
@@ -114,13 +115,13 @@ async def stored(client: httpx.AsyncClient) -> dict[str, dict[str, str]]:
     file = await client.post("/v1/files", files={"file": ("a", "Hi")}, headers=ANTHROPIC)
     chat = await posted(client, CHATS, **asked, store=True, metadata={"of": "one"})
     return {
-        "chats": {"id_": chat["id"]},
-        "message_batches": {"id_": messages["id"]},
-        "message_files": {"id_": file.json()["id"]},
-        "files": {"id_": batch["output_file_id"]},
-        "batches": {"id_": batch["id"]},
-        "conversations": {"id_": conversation, "item": items[0]["id"]},
-        "responses": {"id_": response["id"]},
+        "/chat/completions": {"id_": chat["id"]},
+        "/messages/batches": {"id_": messages["id"]},
+        "/files of messages": {"id_": file.json()["id"]},
+        "/files": {"id_": batch["output_file_id"]},
+        "/batches": {"id_": batch["id"]},
+        "/conversations": {"id_": conversation, "item": items[0]["id"]},
+        "/responses": {"id_": response["id"]},
     }
 
 
@@ -200,7 +201,7 @@ async def test_another_key_continues_nothing(place: str) -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, name), path
             if path != "/v1/batches":  # whose file has answers, and no requests
                 assert (await one.post(path, json=body)).status_code == 200, path
-        item = {"type": "item_reference", "id": names["conversations"]["item"]}
+        item = {"type": "item_reference", "id": names["/conversations"]["item"]}
         for path in ("/v1/responses", "/v1/responses/input_tokens"):
             body = {"model": "a", "input": [item]}
             assert (await two.post(path, json=body)).status_code == 400

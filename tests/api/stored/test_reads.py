@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,11 @@ from structlog.testing import capture_logs
 from tests.support.clients import client_of
 from tests.support.http_server import connected, serving_script
 from tests.support.scripts import answering
+from tests.support.stored import RESPONSES, begin, line, upload
 from tests.support.waiting import until
 from trioserve.store import records as records_module
 
-CHATS = "/v1/chat/completions"
-CONVERSATIONS, FILES, RESPONSES = "/v1/conversations", "/v1/files", "/v1/responses"
+CONVERSATIONS, FILES = "/v1/conversations", "/v1/files"
 
 
 def item(text: str) -> dict[str, str]:
@@ -28,11 +27,6 @@ def item(text: str) -> dict[str, str]:
 
 async def stored(client: httpx.AsyncClient, **conversation: Any) -> str:
     return str((await client.post(CONVERSATIONS, json=conversation)).json()["id"])
-
-
-async def upload(client: httpx.AsyncClient, n_bytes: int) -> str:
-    form = {"data": {"purpose": "batch"}, "files": {"file": ("a", b"x" * n_bytes)}}
-    return str((await client.post(FILES, **form)).json()["id"])  # type: ignore[arg-type]
 
 
 async def damage(path: Path, text: bytes) -> None:
@@ -95,7 +89,7 @@ async def test_what_is_read_is_counted_before(tmp_path: Path) -> None:
         items = [item("x" * 100_000) for _ in range(10)]
         place = f"{CONVERSATIONS}/{await stored(client, items=items)}/items"
         wanted = {
-            "input_file_id": await upload(client, 2**20 + 2**19),
+            "input_file_id": await upload(client, bytes(2**20 + 2**19)),
             "endpoint": "/v1/completions",
         }
     async with client_of(store=path, max_request_memory=2**21) as client:
@@ -110,7 +104,7 @@ async def test_what_is_read_is_counted_before(tmp_path: Path) -> None:
 async def test_a_download_that_is_not_read_holds_one_piece(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     async with client_of(store=path) as client:
-        place = f"{FILES}/{await upload(client, 16 * 2**20)}/content"
+        place = f"{FILES}/{await upload(client, bytes(16 * 2**20))}/content"
     limit = 3 * 2**19  # one piece, and half of another one
     async with (
         serving_script(store=path, max_request_memory=limit) as (url, service),
@@ -126,7 +120,7 @@ async def test_a_download_that_is_not_read_holds_one_piece(tmp_path: Path) -> No
 
 async def test_a_file_that_is_deleted_ends_its_download() -> None:
     async with client_of() as client:
-        id_ = await upload(client, 16 * 2**20)
+        id_ = await upload(client, bytes(16 * 2**20))
         async with client.stream("GET", f"{FILES}/{id_}/content") as answer:
             parts = answer.aiter_raw()
             await anext(parts)
@@ -157,11 +151,6 @@ async def test_a_batch_may_be_larger_than_what_is_written_at_once(
     monkeypatch.setattr(records_module, "MAX_WRITE", 2**19)
     monkeypatch.setattr(records_module, "_PIECE", 2**18)
     async with client_of(answering("Hello")) as client:
-        chat = {"messages": [item("x" * 1000)]}
-        lines = [json.dumps({"custom_id": str(n), "url": CHATS, "body": chat}) for n in range(1000)]
-        form = {"data": {"purpose": "batch"}, "files": {"file": ("a", "\n".join(lines).encode())}}
-        file = (await client.post(FILES, **form)).json()["id"]  # type: ignore[arg-type]
-        wanted = {"input_file_id": file, "endpoint": CHATS}
-        made = await client.post("/v1/batches", json=wanted)
-        assert made.json()["request_counts"]["total"] == 1000
-        assert (await client.post(f"/v1/batches/{made.json()['id']}/cancel")).status_code == 200
+        made = await begin(client, [line(n, "x" * 1000) for n in range(1000)])
+        assert made["request_counts"]["total"] == 1000
+        assert (await client.post(f"/v1/batches/{made['id']}/cancel")).status_code == 200

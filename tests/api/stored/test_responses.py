@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +12,13 @@ import pytest
 import trio
 import trio.testing
 
-from tests.support.clients import TIMEOUT, client_and_service, client_of, use_openai
+from tests.support.clients import client_and_service, client_of, use_openai
 from tests.support.event_source import gated
 from tests.support.fake_fleet import routed
-from tests.support.http_server import chunks_of, post, serving_script
+from tests.support.http_server import chunks_of, post
 from tests.support.scripts import answering, noting
+from tests.support.stored import RESPONSES, stored
 from tests.support.waiting import until
-from trioserve.errors import StoreError
-
-RESPONSES = "/v1/responses"
-
-
-async def stored(client: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
-    answer = await client.post(RESPONSES, json={"input": "Hi", **fields})
-    assert answer.status_code == 200, answer.text
-    body: dict[str, Any] = answer.json()
-    return body
 
 
 def data_in(text: str) -> list[dict[str, Any]]:
@@ -272,49 +261,6 @@ async def test_responses_survive_a_restart(tmp_path: Path) -> None:
         assert (await client.get(f"{RESPONSES}/{first['id']}")).json() == first
         await stored(client, input="And now?", previous_response_id=first["id"])
         assert "How are you?" in prompts[-1]
-
-
-# -- a store that fails
-
-
-@asynccontextmanager
-async def with_broken_store(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_and_service(answering("Hello")) as (client, service):
-
-        async def fail(*_args: object) -> None:
-            raise StoreError("The store x cannot be used: its disk is full.")
-
-        monkeypatch.setattr(service.store, "do", fail)
-        yield client
-
-
-async def test_without_a_disk_only_what_needs_the_store_fails(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with with_broken_store(monkeypatch) as client:
-        answer = await stored(client)
-        assert answer["store"] is False and answer["status"] == "completed"
-        for fields in ({"store": True}, {"background": True}, {"previous_response_id": "resp_1"}):
-            failed = await client.post(RESPONSES, json={"input": "Hi", **fields})
-            assert failed.status_code == 503, fields
-            assert failed.json()["error"]["code"] == "store_failed"
-            assert "disk" not in failed.text  # the log has it
-        stream = await client.post(RESPONSES, json={"input": "Hi", "stream": True})
-        assert data_in(stream.text)[-1]["type"] == "response.completed"
-        stream = await client.post(RESPONSES, json={"input": "Hi", "stream": True, "store": True})
-        assert data_in(stream.text)[-1]["type"] == "error"
-        chat = {"messages": [{"role": "user", "content": "Hi"}]}
-        assert (await client.post("/v1/chat/completions", json=chat)).status_code == 200
-
-
-async def test_a_file_that_is_no_store_ends_the_start(tmp_path: Path) -> None:
-    path = tmp_path / "text"
-    path.write_text("no database " * 1000, encoding="utf-8")
-    with pytest.raises(BaseException) as caught:  # noqa: PT011 - a group of Hypercorn's
-        with trio.fail_after(TIMEOUT):
-            async with serving_script(store=str(path)):
-                pass
-    assert "is not an SQLite database" in str(caught.getrepr())
 
 
 # -- a router

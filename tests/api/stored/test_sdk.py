@@ -71,63 +71,6 @@ def sdk() -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_background_response_is_polled(sdk: openai.OpenAI) -> None:
-    made = sdk.responses.create(model="a", input="Hi", background=True, max_output_tokens=16)
-    assert made.status in ("queued", "in_progress", "completed")
-    while made.status in ("queued", "in_progress"):
-        made = sdk.responses.retrieve(made.id)
-    assert made.status in ("completed", "incomplete") and made.output
-    assert made.usage is not None and 0 < made.usage.output_tokens <= 16
-    (item,) = sdk.responses.input_items.list(made.id)
-    assert item.type == "message"
-    then = sdk.responses.create(
-        model="a", input="And?", previous_response_id=made.id, max_output_tokens=2
-    )
-    items = list(sdk.responses.input_items.list(then.id, order="asc"))
-    assert [each.id for each in items][1:-1] == [each.id for each in made.output]
-    sdk.responses.delete(made.id)
-    with pytest.raises(openai.NotFoundError):
-        sdk.responses.retrieve(made.id)
-
-
-def test_a_conversation_grows(sdk: openai.OpenAI) -> None:
-    conversation = sdk.conversations.create(items=[{"role": "user", "content": "I am Ann."}])
-    said: list[str | None] = []
-    for n in range(2):
-        response = sdk.responses.create(
-            model="a",
-            input="Hi",
-            conversation=conversation.id,
-            max_output_tokens=2,
-            background=bool(n),
-        )
-        while response.status in ("queued", "in_progress"):
-            response = sdk.responses.retrieve(response.id)
-        said += ["user", *(each.id for each in response.output)]
-    items = list(sdk.conversations.items.list(conversation.id, order="asc"))
-    found = ["user" if getattr(each, "role", "") == "user" else each.id for each in items]
-    assert found == ["user", *said]
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "body"),
-    [
-        (CHATS, HI),
-        ("/v1/completions", {"prompt": "Once", "max_tokens": 2}),
-        ("/v1/responses", {"input": "Hi", "max_output_tokens": 2}),
-    ],
-)
-def test_batches_of_all_endpoints(sdk: openai.OpenAI, endpoint: str, body: dict[str, Any]) -> None:
-    batch = over(sdk, begin(sdk, [line(n, body, endpoint) for n in range(3)], endpoint))
-    answers = lines_in(sdk, batch.output_file_id)
-    assert [each["custom_id"] for each in answers] == ["line-0", "line-1", "line-2"]
-    assert batch.error_file_id is None
-    if endpoint == "/v1/responses":
-        for each in answers:
-            found = sdk.responses.retrieve(each["response"]["body"]["id"])
-            assert found.to_dict()["output"] == each["response"]["body"]["output"]
-
-
 def test_a_batch_of_messages(sdk: openai.OpenAI) -> None:
     file = sdk.files.create(file=("a.txt", io.BytesIO(b"Nine lives.")), purpose="user_data")
     source = {"type": "file", "file_id": file.id}
@@ -154,18 +97,6 @@ def test_a_batch_of_messages(sdk: openai.OpenAI) -> None:
         cached = [each.message.usage.cache_read_input_tokens for each in found.values()
                   if each.type == "succeeded"]  # fmt: skip
         assert sum(bool(each) for each in cached) >= 4
-
-
-def test_a_stored_chat(sdk: openai.OpenAI) -> None:
-    messages: Any = HI["messages"]
-    stream = sdk.chat.completions.create(
-        model="a", messages=messages, max_tokens=4, store=True, stream=True, metadata={"a": "b"}
-    )
-    chunks = list(stream)
-    said = "".join(each.choices[0].delta.content or "" for each in chunks if each.choices)
-    found = sdk.chat.completions.retrieve(chunks[0].id)
-    assert found.choices[0].message.content == said
-    assert [each.id for each in sdk.chat.completions.list(metadata={"a": "b"})] == [found.id]
 
 
 def test_a_batch_of_embeddings() -> None:
@@ -236,39 +167,9 @@ async def test_a_stream_comes_back_after_its_connection_was_cut() -> None:
         await trio.to_thread.run_sync(use, cable, token)
 
 
-async def test_a_background_response_and_a_batch_are_cancelled() -> None:
-    backend, gate = gated("0123456789" * 20, n_slots=1)
-
-    def use(client: openai.OpenAI) -> None:
-        gate.allow(3)
-        made = client.responses.create(model="a", input="Hi", background=True)
-        cancelled = client.responses.cancel(made.id)
-        assert cancelled.status == "cancelled" == client.responses.retrieve(made.id).status
-        batch = begin(client, [line(n, {**HI, "max_tokens": 8}) for n in range(30)])
-        gate.allow(120)
-        while not (counts := client.batches.retrieve(batch.id).request_counts).completed:
-            pass
-        assert counts.total == 30 and counts.failed == 0
-        assert client.batches.cancel(batch.id).status == "cancelling"
-        gate.open()
-        batch = over(client, batch)
-        assert batch.status == "cancelled" and batch.cancelled_at is not None
-        n_answers = len(lines_in(client, batch.output_file_id))
-        assert 0 < n_answers == batch.request_counts.completed < 30
-
-    await use_openai(backend, use, parallel=1)
-
-
-async def test_lines_that_cannot_be_answered() -> None:
-    wrong = [b'{"custom_id": ', line(1, HI, "/v1/embeddings"), line(0, HI)]
-
+async def test_a_line_for_an_unknown_model_has_the_error_of_a_chat() -> None:
     def use(url: str) -> None:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
-        failed = begin(client, [line(0, HI), *wrong])
-        assert failed.status == "failed" and failed.errors is not None
-        assert [(e.line, e.param) for e in failed.errors.data or ()] == [
-            (2, None), (3, "url"), (4, "custom_id"),
-        ]  # fmt: skip
         asked = {**HI, "model": "a"}
         mixed = over(client, begin(client, [line(0, asked), line(1, {**HI, "model": "none"})]))
         assert mixed.status == "completed"

@@ -11,13 +11,13 @@ import httpx
 import openai
 import pytest
 
-from tests.api.stored.test_batches import CHATS, begin, lines_of, until_over
 from tests.support.anthropic_api import ASK
 from tests.support.clients import client_and_service, client_of, use_anthropic, use_openai
 from tests.support.media_files import image_file, wav_file
 from tests.support.pdf_files import pdf_file
 from tests.support.projectors import WordProjector
 from tests.support.scripts import answering, noting
+from tests.support.stored import CHATS, begin, lines_of, until_over, upload as upload_file
 from tests.support.waiting import until
 from trioserve.api.stored import files as files_module
 from trioserve.store import Records
@@ -54,10 +54,7 @@ ROUTES = [
 async def upload(
     client: httpx.AsyncClient, data: bytes = b"Nine lives.\n", name: str = "a.txt"
 ) -> str:
-    form = {"purpose": "user_data"}
-    made = await client.post("/v1/files", data=form, files={"file": (name, data)})
-    assert made.status_code == 200, made.text
-    return str(made.json()["id"])
+    return await upload_file(client, data, name, "user_data")
 
 
 @pytest.mark.system

@@ -262,24 +262,6 @@ async def test_a_stream_that_is_stopped_says_so_in_the_form_of_its_api(
         assert numbers == list(range(len(numbers)))
 
 
-async def test_a_newer_post_replaces_the_stream() -> None:
-    async with client_and_service(endless()) as (client, service):
-        async with client.stream("POST", CHATS, json=STREAM, headers=NAMED) as old:
-            parts = old.aiter_raw()
-            data = await anext(parts)
-            async with chunks_of(str(client.base_url), ASK) as next_chunk:
-                first = await next_chunk()
-                async for part in parts:
-                    data += part
-                assert "A newer request" in payloads_in(data)[-1]["error"]["message"]
-                read = f"GET {at()} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-                async with chunks_of(str(client.base_url), read) as next_of_other:
-                    assert (await next_of_other()).startswith(first)
-                assert len(list(service.streams)) == 1
-        await client.delete(at())
-        await until_idle(service)
-
-
 async def test_one_conversation_posted_again_and_again_under_load() -> None:
     async with client_and_service(endless()) as (client, service):
         async with trio.open_nursery() as nursery:
@@ -489,13 +471,6 @@ async def test_an_event_source_reads_an_answer() -> None:
         assert "".join(filter(None, texts)) == "Hello"
 
 
-async def test_generation_does_not_wait_for_an_event_source() -> None:
-    async with client_and_service(answering("Hello")) as (client, service):
-        accepted = await client.post(CHATS, json=CHAT, headers={**NAMED, **ASYNC})
-        await until_closed(service)
-        assert b"data: [DONE]" in (await client.get(accepted.headers["Location"])).content
-
-
 @pytest.mark.system
 async def test_an_event_source_whose_connection_is_cut_ten_times(
     monkeypatch: pytest.MonkeyPatch,
@@ -562,19 +537,13 @@ async def test_other_preferences_change_nothing() -> None:
 
 
 async def test_routes_that_do_not_stream_take_no_part() -> None:
-    async with client_of() as client:
+    async with client_and_service() as (client, service):
         for headers in (NAMED, ASYNC, {"X-Conversation-Id": ""}):
-            answer = await client.post(
-                "/tokenize", json={"content": "a", "stream": True}, headers=headers
-            )
+            body = {"content": "a", "stream": True}
+            answer = await client.post("/tokenize", json=body, headers=headers)
             assert answer.json() == {"tokens": [97]}
-
-
-async def test_a_count_of_tokens_is_no_stream() -> None:
-    async with client_and_service(answering("Hello")) as (client, service):
-        path = "/v1/chat/completions/input_tokens"
         for headers in (NAMED, {"Prefer": "respond-async, wait=20"}):
-            answer = await client.post(path, json=STREAM, headers=headers)
+            answer = await client.post(f"{CHATS}/input_tokens", json=STREAM, headers=headers)
             assert answer.json()["object"] == "response.input_tokens"
         assert list(service.streams) == []
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trioserve.api.base.vendors import Vendor
-from trioserve.api.openai import audio, chat, compaction, embeddings, runs
+from trioserve.api.openai import audio, chat, embeddings, runs
 
 VENDOR = Vendor(
     name="openai",
-    routes=(chat.routes, compaction.routes, audio.routes, runs.routes, embeddings.routes),
+    routes=(chat.routes, audio.routes, runs.routes, embeddings.routes),
 )

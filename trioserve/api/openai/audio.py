@@ -141,7 +141,7 @@ class TranslationRequest:
 
     @property
     def params(self) -> TranscriptionParams:
-        """How the recording is to be transcribed."""
+        """The parameters of the transcription."""
         return TranscriptionParams(
             translate=True,
             prompt=self.prompt,
@@ -202,7 +202,7 @@ class TranscriptionRequest(TranslationRequest):
 
     @property
     def params(self) -> TranscriptionParams:
-        """How the recording is to be transcribed."""
+        """The parameters of the transcription."""
         return attrs.evolve(
             super().params,
             translate=False,
@@ -376,7 +376,7 @@ def _escaped(text: str) -> str:
     return _line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-#: How transcripts are written that are no JSON, by the `response_format`, and of what type.
+#: Writers of transcripts as text, with their content types, by `response_format`.
 AS_TEXT: Mapping[str, tuple[Callable[[Heard], str], str]] = {
     "text": (as_text, "text/plain; charset=utf-8"),
     "srt": (as_srt, "application/x-subrip; charset=utf-8"),

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from trioserve.api.base import readers
 from trioserve.api.base.answers import Answer, InputTokens
 from trioserve.api.base.caller import Caller
-from trioserve.api.base.chat_request import ChatRequest
+from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
 from trioserve.api.base.custom_tools import input_of
 from trioserve.api.base.fields import PromptFields, field
 from trioserve.api.base.generation import admit, counted_tokens, gap_prompt, stream_reply
@@ -50,10 +50,12 @@ from trioserve.api.openai.logprobs import (
 )
 from trioserve.api.openai.runs import open_run, read_run, run_reply
 from trioserve.api.openapi import gives, takes
+from trioserve.chat.compaction import written as written_messages
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, UnsupportedFieldError
 from trioserve.server import RequestContext
+from trioserve.server.compaction import Compacted, CompactionPlan, limit_of, stream_compacted
 from trioserve.server.generation.text import best_of
 from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.media import MixedPrompt
@@ -63,6 +65,11 @@ from trioserve.server.stream import ChatCompletion as ReadChat, Completion as Re
 from trioserve.types import FinishReason, GenerationParams, Prompt
 
 # -- what requests for text may hold; for chats, see `trioserve.api.base.chat_request`
+
+_NOT_CHOSEN_BY = (
+    "goes by the probabilities before sampling, and 'post_sampling_probs' asks for others."
+)
+_NOT_ECHOED = "has no meaning for the tokens of the prompt, which 'echo' adds."
 
 
 @attrs.frozen(kw_only=True, slots=False)
@@ -81,12 +88,12 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def n_copies(self) -> int:
-        """How many times each prompt is continued; `best_of` are made to choose from."""
+        """The number of outputs of each prompt, from which `best_of` chooses."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def asked_probs(self) -> tuple[int, str | None]:
-        """How many candidates to report for each token; a choice needs the token's own."""
+        """The number of candidates to report for each token, and the field that asks for them."""
         if self.n_candidates:
             return self.n_candidates, "n_probs"
         reports = self.reports_logprobs or self.n_copies > self.n
@@ -94,17 +101,17 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def n_top(self) -> int:
-        """How many candidates the answer has for each token, beside the token itself."""
+        """The number of candidates in the answer for each token, beside the token itself."""
         return self.n_candidates or self.logprobs or 0
 
     @property
     def reports_logprobs(self) -> bool:
-        """Whether the answer has log probabilities: with 0 candidates, those of its tokens."""
+        """True if the answer has log probabilities: with 0 candidates, those of its tokens."""
         return self.n_candidates > 0 or self.logprobs is not None
 
     @property
     def echoes_scores(self) -> bool:
-        """Whether the answer begins with the prompt and the scores of its tokens."""
+        """True if the answer begins with the prompt and the scores of its tokens."""
         return self.echo and self.reports_logprobs
 
     def given_params(self) -> dict[str, Any]:
@@ -115,35 +122,24 @@ class CompletionRequest(GenerationRequest):
         return params
 
     def __attrs_post_init__(self) -> None:
-        if self.best_of is not None:
-            _check_best_of(self, self.best_of)
-        if self.echo and self.suffix:
-            raise InvalidRequestError.at("echo", "and 'suffix' exclude each other.")
-        if self.stream and self.prompt_logprobs is not None:
-            raise InvalidRequestError.at("prompt_logprobs", "and 'stream' exclude each other.")
-        if self.echoes_scores:
-            _check_echo(self)
-
-
-def _check_echo(request: CompletionRequest) -> None:
-    if request.scalars.get("post_sampling_probs"):
-        raise InvalidRequestError.at(
-            "post_sampling_probs", "has no meaning for the tokens of the prompt, which 'echo' adds."
-        )
-    if any(isinstance(prompt, MixedPrompt) for prompt in request.prompts):
-        raise InvalidRequestError.at("echo", "with 'logprobs' takes prompts without media.")
-
-
-def _check_best_of(request: CompletionRequest, best_of: int) -> None:
-    if best_of < request.n:
-        raise InvalidRequestError.at("best_of", "must be at least 'n'.")
-    if best_of > request.n and request.stream:
-        raise InvalidRequestError.at("best_of", "cannot be streamed.")
-    if best_of > request.n and request.scalars.get("post_sampling_probs"):
-        raise InvalidRequestError.at(
-            "best_of",
-            "goes by the probabilities before sampling, and 'post_sampling_probs' asks for others.",
-        )
+        chooses, is_post = self.n_copies > self.n, self.scalars.get("post_sampling_probs")
+        has_media = any(isinstance(prompt, MixedPrompt) for prompt in self.prompts)
+        is_scored = self.prompt_logprobs is not None
+        for is_wrong, param, problem in (
+            (self.n_copies < self.n, "best_of", "must be at least 'n'."),
+            (chooses and self.stream, "best_of", "cannot be streamed."),
+            (chooses and is_post, "best_of", _NOT_CHOSEN_BY),
+            (self.echo and self.suffix, "echo", "and 'suffix' exclude each other."),
+            (is_scored and self.stream, "prompt_logprobs", "and 'stream' exclude each other."),
+            (self.echoes_scores and is_post, "post_sampling_probs", _NOT_ECHOED),
+            (
+                self.echoes_scores and has_media,
+                "echo",
+                "with 'logprobs' takes prompts without media.",
+            ),
+        ):
+            if is_wrong:
+                raise InvalidRequestError.at(param, problem)
 
 
 # -- routes
@@ -172,7 +168,7 @@ class ToolCall(Answer, kw_only=True):
 
 
 class AssistantMessage(Answer, kw_only=True):
-    """What the model has said."""
+    """The message of the model."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -197,7 +193,7 @@ class _CompletionChoice(Answer):
 
 
 class _Whole(Answer, kw_only=True, rename={"verbose": VERBOSE}):
-    """What chats and completions have in common. The timings are those of the first output."""
+    """The common fields of chats and completions. The timings are those of the first output."""
 
     prefix: ClassVar[str]  # of its id
     choices: Sequence[Any]
@@ -384,6 +380,43 @@ def message(value: Message, custom_tools: Container[str] = ()) -> AssistantMessa
 async def count_tokens(request: ChatRequest, caller: Caller, models: Models) -> Reply:
     """Count the tokens of a chat's prompt, without generating."""
     return await counted_tokens(request, caller, models)
+
+
+# -- compaction, for clients that keep messages
+
+
+class CompactedMessages(Answer, kw_only=True):
+    """A summary of a chat, and the messages to continue with."""
+
+    object: Literal["chat.compaction"] = "chat.compaction"
+    summary: str
+    messages: list[dict[str, Any]]
+    usage: Usage
+
+
+@routes.post("/v1/chat/completions/compact", "/chat/completions/compact")
+@takes(ChatRequest)
+@gives(CompactedMessages)
+async def compact(request: ChatRequest, caller: Caller, models: Models) -> Reply:
+    """Compact a chat: give a summary, and the messages to continue with."""
+    given = {"stream": request.stream, "n": request.n > 1, RUN_TOOLS: bool(request.run_tools)}
+    for name in (name for name, is_given in given.items() if is_given):
+        raise UnsupportedFieldError.at(name, "is not supported here; leave it out.")
+    server, params, context = await admit(request, caller, models)
+    plan = CompactionPlan(limit=limit_of(server, params), answers=False)
+    chat = attrs.evolve(request.chat_params, continue_final_message=None)
+    opened = stream_compacted(server, request.messages, params, chat, plan, context)
+    found = [event async for event in await caller.open(opened) if isinstance(event, Compacted)]
+    (compacted,) = found
+    compaction = compacted.compaction
+    assert compaction is not None, "a plan that may not fail"
+    stays = [request.messages[i] for i in compaction.stays(request.messages)]
+    answer = CompactedMessages(
+        summary=compaction.summary,
+        messages=written_messages([*stays, *compaction.messages()]),
+        usage=usage_of(compacted.n_prompt, [compacted.timings]),
+    )
+    return long_json(lambda: answer, caller.held.n_bytes // 32)
 
 
 # -- text

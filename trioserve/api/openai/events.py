@@ -70,7 +70,7 @@ def finish_reason(reason: FinishReason, *, tool_calls: bool = False) -> Reason:
 
 
 class Frame:
-    """What all chunks of a response share."""
+    """The fields that all chunks of a response share."""
 
     def __init__(self, model: str, object_: str, prefix: str) -> None:
         self.id = new_id(prefix)

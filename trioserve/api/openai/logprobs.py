@@ -77,7 +77,7 @@ def _offsets(pieces: Iterable[bytes], start: int = 0) -> list[int]:
 
 
 def _top(probs: TokenProbs, n_top: int, figure: Callable[[TokenProb], float]) -> dict[str, float]:
-    """Write the best candidates, and the chosen token even if it is none of them."""
+    """Write the best candidates, and also the chosen token."""
     candidates = (*probs.top[:n_top], probs.chosen)
     return {decode_piece(each.piece): figure(each) for each in candidates}
 

@@ -1,4 +1,4 @@
-"""What outlives a connection: stored responses, conversations, files and batches, and usage.
+"""Records that outlive a connection: stored responses, conversations, files and batches, and usage.
 
 The server that clients talk to stores them, with one model as with many.
 """
@@ -10,8 +10,6 @@ from trioserve.api.stored import (
     chats,
     conversations,
     files,
-    message_batches,
-    message_files,
     responses,
     usage,
 )
@@ -27,8 +25,6 @@ ROUTES = (
     *chats.routes,
     *conversations.routes,
     *files.routes,
-    *message_batches.routes,
-    *message_files.routes,
     *responses.routes,
     *usage.routes,
 )

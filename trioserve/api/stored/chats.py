@@ -264,7 +264,7 @@ async def _reply(shelf: Shelf, chats: Sequence[Record], more: bool | None = None
     """Answer with chats: a page of them, without those deleted meanwhile, or one alone."""
     answers, left = list[bytes](), list[Record]()
     for each in chats:
-        parts = await shelf.look_up(partial(Records.parts, id=each.id, side=OUTPUT, limit=1))
+        parts = await shelf.look_up(partial(Records.some, id=each.id, side=OUTPUT))
         if not parts and more is None:
             raise missing(KIND, each.id)
         answers += [part.body for part in parts]
@@ -316,13 +316,7 @@ async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
 async def change(request: ChatChange, caller: Caller, app: AppState, id_: str) -> Reply:
     """Replace the metadata of a stored chat."""
     shelf = Shelf.of(caller, app)
-
-    def write(records: Records) -> Record:
-        found = shelf.found(records, KIND, id_)
-        records.change(id_, {**found.body, "metadata": request.metadata})
-        return shelf.found(records, KIND, id_)
-
-    return await _reply(shelf, [await shelf.look_up(write)])
+    return await _reply(shelf, [await shelf.change(KIND, id_, metadata=request.metadata)])
 
 
 @routes.delete("/v1/chat/completions/<id_>")

@@ -139,13 +139,7 @@ async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
 async def change(request: ConversationChange, caller: Caller, app: AppState, id_: str) -> Reply:
     """Replace the metadata of a conversation."""
     shelf = Shelf.of(caller, app)
-
-    def write(records: Records) -> Record:
-        shelf.found(records, CONVERSATION, id_)
-        records.change(id_, {"metadata": request.metadata})
-        return shelf.found(records, CONVERSATION, id_)
-
-    return json(_shown(await shelf.store.do(write)))
+    return json(_shown(await shelf.change(CONVERSATION, id_, metadata=request.metadata)))
 
 
 @routes.delete("/v1/conversations/<id_>")

@@ -1,15 +1,20 @@
-"""``/v1/files``: the requests of batches and their answers, and files that messages name."""
+"""``/v1/files``: the requests of batches and their answers, and files that messages name.
+
+Clients that send Anthropic's header get its form of the same files.
+"""
 
 from __future__ import annotations
 
+import mimetypes
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import attrs
 
-from trioserve.api.base.answers import Bytes
+from trioserve.api.anthropic.routes import VERSION
+from trioserve.api.base.answers import Answer, Bytes
 from trioserve.api.base.body import Form
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import DATA as FILE_DATA, NAME, RequestBody, field
@@ -18,7 +23,18 @@ from trioserve.api.base.routes import FORM, Query, Routes
 from trioserve.api.batches import DATA, FILE, File, file_body
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
-from trioserve.api.stored.listing import QUERY, DeletedRecord, Page, PageOf, deleted
+from trioserve.api.stored.listing import (
+    ANTHROPIC_QUERY,
+    QUERY,
+    AnthropicPage,
+    DeletedOfAnthropic,
+    DeletedRecord,
+    Page,
+    PageOf,
+    deleted,
+    moment,
+    page_of_anthropic,
+)
 from trioserve.api.stored.shelf import Shelf, missing
 from trioserve.chat.uploads import Upload
 from trioserve.errors import InvalidRequestError, NotFoundError, UnsupportedFieldError
@@ -61,11 +77,11 @@ class FileRequest(RequestBody):
         if purpose not in _PURPOSES:
             named = '", "'.join(_PURPOSES)
             raise UnsupportedFieldError.at("purpose", f'must be one of "{named}".')
-        return cls(file=file_in(form, "file.jsonl"), purpose=purpose)
+        return cls(file=_file_in(form, "file.jsonl"), purpose=purpose)
 
 
-def file_in(form: Form, name: str) -> FormFile:
-    """Take the file of a form, by default with a name. Raises InvalidRequestError."""
+def _file_in(form: Form, name: str) -> FormFile:
+    """Take the file of a form, by default with a name."""
     if "file" not in form.files:
         raise InvalidRequestError.at("file", "is required.")
     if any(each.startswith("expires_") for each in form.fields):
@@ -78,11 +94,11 @@ def file_in(form: Form, name: str) -> FormFile:
 @gives(File)
 async def upload(request: FileRequest, caller: Caller, app: AppState) -> Reply:
     """Store a file, as ``file`` of a form: the requests of a batch, or what messages name."""
-    return json(await add_file(request.file, request.purpose, caller, app))
+    return json(await _add(request.file, request.purpose, caller, app))
 
 
-async def add_file(file: FormFile, purpose: str, caller: Caller, app: AppState) -> dict[str, Any]:
-    """Store a file; returns its body. Raises as `Store.add`."""
+async def _add(file: FormFile, purpose: str, caller: Caller, app: AppState) -> dict[str, Any]:
+    """Store a file; returns its body."""
     data, own = file.data, app.store.owner_of(caller.api_key)
     made = file_body(file.name, len(data), purpose)
     pieces = (Part(n, "", data[i : i + _PIECE]) for n, i in enumerate(range(0, len(data), _PIECE)))
@@ -179,3 +195,99 @@ async def data_of(shelf: Shelf, file: Record) -> bytes:
     if len(data) != file.body["bytes"]:
         raise missing(FILE, file.id)
     return bytes(data)
+
+
+# -- in Anthropic's form, for clients that send its header: the same files
+
+
+#: The most ids that a list is asked for.
+_MAX_IDS = 100
+
+
+class FileMetadata(Answer, kw_only=True):
+    """A file as Anthropic's clients see it."""
+
+    id: str
+    type: Literal["file"] = "file"
+    filename: str
+    mime_type: str
+    size_bytes: int
+    created_at: str
+    downloadable: bool = True
+    expires_at: None = None
+
+
+@attrs.frozen(kw_only=True)
+class MessageFileRequest(RequestBody):
+    """``POST /v1/files``, a form."""
+
+    file: FormFile = field(read=lambda value: value, schema=FILE_DATA)
+
+    @classmethod
+    def parse(cls, form: Form) -> Self:  # type: ignore[override]
+        """Read a form. Raises InvalidRequestError, which names the field at fault."""
+        return cls(file=_file_in(form, "unnamed"))
+
+
+def _metadata(body: Mapping[str, Any]) -> FileMetadata:
+    kind, _ = mimetypes.guess_type(body["filename"])
+    return FileMetadata(
+        id=body["id"],
+        filename=body["filename"],
+        mime_type=kind or "application/octet-stream",
+        size_bytes=body["bytes"],
+        created_at=moment(body["created_at"]),
+    )
+
+
+@routes.post("/v1/files", header=VERSION)
+@takes(MessageFileRequest, content=FORM)
+@gives(FileMetadata)
+async def upload_of_messages(request: MessageFileRequest, caller: Caller, app: AppState) -> Reply:
+    """Store a file, as ``file`` of a form."""
+    return json(_metadata(await _add(request.file, "user_data", caller, app)))
+
+
+@routes.get("/v1/files", header=VERSION)
+@takes(
+    None, query={**ANTHROPIC_QUERY, "page": "a next_page", "ids[]": "list these, all on one page"}
+)
+@gives(AnthropicPage)
+async def list_of_messages(query: Query, caller: Caller, app: AppState) -> Reply:
+    """List the files of the client, the newest first."""
+    shelf = Shelf.of(caller, app)
+    if not (ids := _ids_in(query)):
+        page = Page.of_anthropic(query)
+        return await page.records(
+            shelf, FILE, entry=lambda file: _metadata(file.body), form=page_of_anthropic
+        )
+    find = partial(Records.find, kind=FILE, owner=shelf.owner)
+    found = await shelf.look_up(lambda records: [find(records, id=id_) for id_ in ids])
+    return json(page_of_anthropic([_metadata(each.body) for each in found if each is not None]))
+
+
+def _ids_in(query: Query) -> list[str]:
+    """The different ids that a list is asked for."""
+    several = getattr(query, "getlist", None)  # a name may occur often in a URL
+    ids = list(dict.fromkeys(several("ids[]") if several else ()))
+    if len(ids) > _MAX_IDS:
+        raise InvalidRequestError.at("ids", f"must be at most {_MAX_IDS}.")
+    return ids
+
+
+@routes.get("/v1/files/<id_>", header=VERSION)
+@gives(FileMetadata)
+async def show_metadata(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
+    """Describe a file."""
+    return json(_metadata((await Shelf.of(caller, app).find(FILE, id_)).body))
+
+
+routes.get("/v1/files/<id_>/content", header=VERSION)(content)
+
+
+@routes.delete("/v1/files/<id_>", header=VERSION)
+@gives(DeletedOfAnthropic)
+async def delete_of_messages(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
+    """Delete a file."""
+    await Shelf.of(caller, app).delete(FILE, id_)
+    return json(DeletedOfAnthropic(id_, "file_deleted"))

@@ -11,7 +11,7 @@ import attrs
 from trioserve.api.openai.responses.client_tools import CLIENT_TOOLS
 from trioserve.api.openai.responses.input import NOT_STORED, REFERENCE, kind_of
 from trioserve.api.stored.shelf import Shelf
-from trioserve.errors import InvalidRequestError, RecordTooLargeError, UnsupportedFieldError
+from trioserve.errors import RecordTooLargeError, UnsupportedFieldError
 from trioserve.store import Part, Record, Records, Ref, new_id
 
 Item = dict[str, Any]
@@ -19,7 +19,7 @@ Item = dict[str, Any]
 RESPONSE, CONVERSATION = "response", "conversation"
 INPUT, OUTPUT, ITEMS = "input", "output", "items"
 
-#: What the ids of items begin with, by the type of the item, as OpenAI has them.
+#: The prefixes of the ids of items, by type, as OpenAI has them.
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -37,12 +37,6 @@ _MAX_ITEMS = 100_000
 _N_AT_ONCE = 16
 
 
-class PreviousResponseError(InvalidRequestError):
-    """A response that another one is to continue cannot be continued."""
-
-    code = "previous_response_not_found"
-
-
 def with_ids(items: Iterable[Item]) -> list[Item]:
     """Give items a type and an id, unless they have them."""
     made = []
@@ -56,23 +50,18 @@ def with_ids(items: Iterable[Item]) -> list[Item]:
 
 
 async def resolved(shelf: Shelf, items: Sequence[Any], name: str) -> list[Any]:
-    """Put stored items of the client in the place of references; others stay as they are.
-
-    Args:
-        shelf: has them.
-        items: as the client gives them.
-        name: the field that has them.
+    """Put stored items of the client in the place of references in the field `name`.
 
     Raises:
         UnsupportedFieldError: there is no such item.
     """
-    own, whole = shelf.owner, list(items)
+    whole = list(items)
     places = [i for i, each in enumerate(items) if is_reference(each)]
     if not places:
         return whole
 
     def find(records: Records, some: Sequence[str]) -> list[Ref | None]:
-        return [records.named(id_, own, RESPONSE, CONVERSATION) for id_ in some]
+        return [records.named(id_, shelf.owner, RESPONSE, CONVERSATION) for id_ in some]
 
     ids = list(dict.fromkeys(items[i]["id"] for i in places))
     found: dict[str, Ref | None] = {}

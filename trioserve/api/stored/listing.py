@@ -76,7 +76,7 @@ class StoredItems(PageOf):
 
 
 class DeletedRecord(Answer):
-    """What was deleted."""
+    """A deleted record."""
 
     id: str
     object: str
@@ -92,7 +92,7 @@ class DeletedOfAnthropic(Answer):
 
 @attrs.frozen
 class Page:
-    """Which entries of a list a request wants."""
+    """The entries of a list that a request asks for."""
 
     limit: int
     after: str | None
@@ -160,14 +160,8 @@ class Page:
     ) -> Json:
         """Answer with a page of the client's records of a kind.
 
-        Damaged ones are logged, and left out of the list, unless `entry` knows what to say of them.
-
-        Args:
-            shelf: has them.
-            kind: which.
-            is_wanted: tells which of them are in the list.
-            entry: what the list has of a record.
-            form: makes the page; none: `page_of`.
+        `entry` makes what the list has of a record, and `form` the page. Records that are damaged
+        are logged and left out, unless `entry` can read them.
 
         Raises:
             InvalidRequestError: there is no record `after` which the page begins.

@@ -27,9 +27,9 @@ from trioserve.api.openai.responses.request import StoringRequest
 from trioserve.api.openapi import gives, takes
 from trioserve.api.service import AppState
 from trioserve.api.sessions import Ring
-from trioserve.api.stored.history import history, items_of
 from trioserve.api.stored.items import (
     CONVERSATION,
+    INPUT,
     ITEMS,
     OUTPUT,
     RESPONSE,
@@ -38,7 +38,7 @@ from trioserve.api.stored.items import (
     resolved,
     with_ids,
 )
-from trioserve.api.stored.listing import QUERY, DeletedRecord, Page, StoredItems, deleted
+from trioserve.api.stored.listing import QUERY, DeletedRecord, Page, Side, StoredItems, deleted
 from trioserve.api.stored.runs import OF_END, StoredRun
 from trioserve.api.stored.shelf import PER_NUMBER, Shelf, decoded, missing
 from trioserve.chat.messages import MAX_MESSAGES
@@ -120,13 +120,13 @@ async def _prepare(
     if not isinstance(given, str | list):
         given = None  # for the request class to say
     if options.previous_response_id:
-        sides = await history(shelf, options.previous_response_id)
-        before = await items_of(shelf, sides, "previous_response_id")
+        sides = await _history(shelf, options.previous_response_id)
+        before = await _items_of(shelf, sides, "previous_response_id")
     elif (id_ := options.conversation) is not None:
         own = shelf.owner
         if await shelf.look_up(lambda records: records.fields(id_, CONVERSATION, own)) is None:
             raise InvalidRequestError.at("conversation", "is not stored here.")
-        before = await items_of(shelf, [(id_, ITEMS)], "conversation")
+        before = await _items_of(shelf, [(id_, ITEMS)], "conversation")
     items = await resolved(shelf, given, "input") if isinstance(given, list) else []
     if isinstance(given, str):
         part = {"type": "input_text", "text": given}
@@ -178,6 +178,72 @@ def _queued(run: StoredRun, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# -- what a response continues
+
+
+#: Responses that one transaction looks at.
+_N_AT_ONCE = 64
+
+
+class PreviousResponseError(InvalidRequestError):
+    """A response that another one is to continue cannot be continued."""
+
+    code = "previous_response_not_found"
+
+
+async def _items_of(shelf: Shelf, sides: Sequence[Side], param: str) -> list[Part]:
+    """Read the items on some sides of records, which a field names.
+
+    They count twice in the memory of the request, as text and as values, before they are read.
+    """
+
+    def find(records: Records) -> list[Ref]:
+        refs: list[Ref] = []
+        for id_, side in sides:
+            refs += records.refs(id_, side, limit=MAX_MESSAGES + 1)
+            _check_number(len(refs), param)
+        return refs
+
+    refs = await shelf.look_up(find)
+    shelf.held.grow(2 * sum(ref.size for ref in refs))
+    return await shelf.store.read(refs)
+
+
+def _check_number(n: int, param: str) -> None:
+    if n > MAX_MESSAGES:
+        raise InvalidRequestError.at(param, f"continues more than {MAX_MESSAGES} items.")
+
+
+async def _history(shelf: Shelf, id_: str, *, is_over: bool = True) -> list[Side]:
+    """The items of a response and of all that it continues, the oldest first.
+
+    With `is_over`, the response itself must have ended, too.
+    """
+    turns: list[str] = []
+    before: str | None = id_
+
+    def look(records: Records, at: str | None) -> tuple[list[str], str | None]:
+        """Some turns from one on, and the one before them."""
+        found: list[str] = []
+        while at is not None and len(found) < _N_AT_ONCE:
+            fields = records.fields(at, RESPONSE, shelf.owner, "status", "previous_response_id")
+            if fields is None:
+                problem = f"The response {at!r:.80} is not stored here, or not any more."
+                raise PreviousResponseError(problem, param="previous_response_id")
+            if fields[0] in ("queued", "in_progress") and (is_over or at != id_):
+                problem = f"The response {at!r:.80} is not complete."
+                raise PreviousResponseError(problem, param="previous_response_id")
+            found.append(at)
+            at = fields[1]
+        return found, at
+
+    while before is not None:
+        some, before = await shelf.look_up(partial(look, at=before))
+        turns += some
+        _check_number(len(turns), "previous_response_id")
+    return [(turn, side) for turn in reversed(turns) for side in (INPUT, OUTPUT)]
+
+
 # -- routes
 
 
@@ -205,7 +271,7 @@ async def show(query: Query, caller: Caller, app: AppState, id_: str) -> Reply:
 
 
 def _offset(ring: Ring, given: str | None) -> int:
-    """Where the events after the one that a client has begin.
+    """Find the offset after the last event that a client has.
 
     Raises:
         InvalidRequestError: they are not kept, or there is no such event.
@@ -245,7 +311,7 @@ async def cancel(query: Query, caller: Caller, app: AppState, id_: str) -> Reply
 
 
 async def _stop(app: AppState, id_: str) -> None:
-    """Cancel a run, and wait for its end. Has no effect if there is none."""
+    """Cancel a run, if it exists, and wait for its end."""
     run: StoredRun | None = app.stored_runs.get(id_)
     if run is not None and run.session is not None:
         app.streams.stop(run.session, "The response was cancelled.")
@@ -261,7 +327,7 @@ async def input_items(query: Query, caller: Caller, app: AppState, id_: str) -> 
     page, shelf = Page.of(query), Shelf.of(caller, app)
     if await shelf.look_up(lambda records: records.fields(id_, RESPONSE, shelf.owner)) is None:
         raise missing(RESPONSE, id_)
-    sides = await history(shelf, id_, is_over=False)
+    sides = await _history(shelf, id_, is_over=False)
     return await page.items(shelf, lambda records: sides[:-1])
 
 

@@ -43,60 +43,37 @@ _PAUSE, _MAX_PAUSE = 1.0, 30.0
 
 
 class ResponseWriter(Protocol):
-    """The writer of a response's events, as far as it is stored.
+    """The writer of a response's events, as far as it is stored."""
 
-    Attributes:
-        response: as it is, once it has begun.
-        end_of_stream: the event with the whole response, and what follows it, once written.
-        n_before_end: the events before that one.
-    """
+    end_of_stream: bytes  # the event with the whole response, and what follows it, once written
+    n_before_end: int  # the events before that one
 
     @property
-    def response(self) -> Mapping[str, Any] | None: ...
-
-    end_of_stream: bytes
-    n_before_end: int
+    def response(self) -> Mapping[str, Any] | None:
+        """The response as it is, once it has begun."""
 
 
 @attrs.define(eq=False)
 class StoredRun:
-    """A request whose response is to be stored. With `background`, its record is open as it runs.
-
-    Attributes:
-        id: of the response.
-        owner: who may see it.
-        store: where it is stored.
-        gate: of the app.
-        options: how.
-        path: of the request.
-        is_asked: rather than stored by default: if it cannot be, that is an error.
-        input: the items of the request, without those before them.
-        queued: the response before it begins; only of one in the background, as what follows.
-        size: the bytes of its request.
-        writer: its events, once it has a place.
-        session: in which it runs.
-        is_there: whether it has a record.
-        is_kept: whether its end is stored.
-        begun: set once it has a record, or cannot have one.
-        ended: set when it has ended, and its end is stored.
-    """
+    """A request whose response is to be stored. In the background, its record is open meanwhile."""
 
     id: str
     owner: bytes
     store: Store
-    gate: Gate
+    gate: Gate  # of the app
     options: StoringRequest
-    path: str
-    is_asked: bool
-    input: list[Part]
+    path: str  # of the request
+    is_asked: bool  # rather than stored by default: if it cannot be, that is an error
+    input: list[Part]  # the items of the request, without those before them
+    #: The response before it begins; only of one in the background, as all that follows.
     queued: dict[str, Any] = attrs.field(factory=dict)
-    size: int = 0
-    writer: ResponseWriter | None = None
+    size: int = 0  # the bytes of the request
+    writer: ResponseWriter | None = None  # once the request has a place
     session: StreamSession | None = None
-    is_there: bool = False
-    is_kept: bool = False
-    begun: trio.Event = attrs.field(factory=trio.Event)
-    ended: trio.Event = attrs.field(factory=trio.Event)
+    is_there: bool = False  # it has a record
+    is_kept: bool = False  # its end is stored
+    begun: trio.Event = attrs.field(factory=trio.Event)  # it has a record, or cannot have one
+    ended: trio.Event = attrs.field(factory=trio.Event)  # its end is stored, or could not be
 
     @property
     def body(self) -> Mapping[str, Any]:
@@ -223,7 +200,7 @@ class StoredRun:
             leave_out("the end of a background response", problem.message)
 
     def _error(self, failure: TrioServeError | None) -> dict[str, str]:
-        """The response's error: of what was raised, or of a reply that is no response."""
+        """The error of the response: the one raised, or that of the reply."""
         assert self.session is not None
         reply, problem = self.session.reply, self.session.problem
         if failure is not None:

@@ -32,17 +32,11 @@ PER_NUMBER = 8
 
 @attrs.frozen(eq=False)
 class Shelf:
-    """The records of one client.
-
-    Attributes:
-        store: where they are.
-        owner: whose they are: those of an API key, if there are any.
-        held: the memory of the request.
-    """
+    """The records of one client."""
 
     store: Store
-    owner: bytes
-    held: MemoryReservation
+    owner: bytes  # an API key, or all clients without one
+    held: MemoryReservation  # of the request
 
     @classmethod
     def of(cls, caller: Caller, app: AppState) -> Self:
@@ -55,14 +49,23 @@ class Shelf:
         return await self.store.do(work, self.held.grow)
 
     async def find(self, kind: str, id_: str) -> Record:
-        """Find a record. Raises NotFoundError: there is none; as `look_up`."""
+        """Find a record. Raises NotFoundError: it does not exist; as `look_up`."""
         return await self.look_up(partial(self.found, kind=kind, id_=id_))
 
     def found(self, records: Records, kind: str, id_: str) -> Record:
-        """Find a record, in the thread of the store. Raises NotFoundError: there is none."""
+        """Find a record, in the thread of the store. Raises NotFoundError: it does not exist."""
         if (record := records.find(id_, kind, self.owner)) is None:
             raise missing(kind, id_)
         return record
+
+    async def change(self, kind: str, id_: str, **fields: Any) -> Record:
+        """Change fields of a record's body. Raises as `find`, and RecordTooLargeError."""
+
+        def write(records: Records) -> Record:
+            records.change(id_, {**self.found(records, kind, id_).body, **fields})
+            return self.found(records, kind, id_)
+
+        return await self.look_up(write)
 
     async def delete(self, kind: str, id_: str) -> None:
         """Delete a record. Raises as `find`."""

@@ -1,4 +1,4 @@
-"""``/v1/usage``: what API keys have used, by day and model."""
+"""``/v1/usage``: the usage of API keys, by day and model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Used(Answer):
 
 
 class UsagePage(PageOf, kw_only=True):
-    """What API keys have used, from a day to another."""
+    """The usage of API keys, from a day to another."""
 
     data: Sequence[_Used]
     start: str
@@ -65,7 +65,7 @@ class UsagePage(PageOf, kw_only=True):
 )
 @gives(UsagePage)
 async def usage(query: Query, caller: Caller, app: AppState) -> Reply:
-    """Tell what the API key has used; a key that may manage the server sees all keys."""
+    """Give the usage of the API key; a key that may manage the server sees all keys."""
     end = _day(query, "end") or day_of(time.time())
     start = _day(query, "start") or day_before(end, _DEFAULT_DAYS - 1)
     if start > end:

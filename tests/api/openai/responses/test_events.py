@@ -107,11 +107,30 @@ def split_texts(draw: st.DrawFn) -> tuple[str, list[int]]:
 
 
 @given(split_texts())
-def test_streamed_equals_whole(split: tuple[str, list[int]]) -> None:
+def test_the_events_add_up_to_the_same_response(split: tuple[str, list[int]]) -> None:
     text, cuts = split
     made, whole = Made(text, cuts), Made(text, [])
     assert made.response == whole.response
     assert made.types == whole.types
+    done = [e["item"] for e in made.events if e["type"] == "response.output_item.done"]
+    assert done == made.builder.response["output"]
+    n_reasoning = 0
+    for index, item in enumerate(done):
+        own = [event for event in made.events if event.get("output_index") == index]
+        text = "".join(event.get("delta", "") for event in own)
+        if item["type"] == "function_call":
+            assert text == item["arguments"] == own[-2]["arguments"]
+            continue
+        [part] = item["content"]
+        assert text == part["text"] == own[-3]["text"]
+        logprobs = [one for event in own for one in event.get("logprobs", ()) if "delta" in event]
+        assert logprobs == part.get("logprobs", [])
+        if item["type"] == "message":  # tokens belong to the text that they made
+            assert bytes(byte for one in logprobs for byte in one["bytes"]).decode() == text
+        else:
+            n_reasoning += len(text.encode())
+    details = made.response["usage"]["output_tokens_details"]
+    assert details == {"reasoning_tokens": n_reasoning}
 
 
 @pytest.mark.parametrize("name", ["glm-4", "gigachat-3", "plain-think", "harmony", "kimi-k3"])
@@ -127,40 +146,6 @@ def test_streamed_equals_whole_in_other_formats(name: str, seed: int) -> None:
     whole = Made(text, [], format=writer.format, prompt=writer.prompt)
     assert made.response == whole.response
     assert made.types == whole.types
-
-
-@given(split_texts())
-def test_the_events_add_up_to_the_response(split: tuple[str, list[int]]) -> None:
-    made = Made(*split)
-    done = [e["item"] for e in made.events if e["type"] == "response.output_item.done"]
-    assert done == made.builder.response["output"]
-    for index, item in enumerate(done):
-        own = [event for event in made.events if event.get("output_index") == index]
-        text = "".join(event.get("delta", "") for event in own)
-        logprobs = [one for event in own for one in event.get("logprobs", ()) if "delta" in event]
-        if item["type"] == "function_call":
-            assert text == item["arguments"]
-            assert own[-2]["arguments"] == text
-        else:
-            [part] = item["content"]
-            assert text == part["text"] == own[-3]["text"]
-            assert logprobs == part.get("logprobs", [])
-
-
-@given(split_texts())
-def test_tokens_belong_to_the_text_that_they_made(split: tuple[str, list[int]]) -> None:
-    made = Made(*split)
-    for item in made.response["output"]:
-        if item["type"] == "message":
-            [part] = item["content"]
-            raw = bytes(byte for one in part["logprobs"] for byte in one["bytes"])
-            assert raw.decode() == part["text"]
-    thoughts = [
-        i["content"][0]["text"] for i in made.response["output"] if i["type"] == "reasoning"
-    ]
-    usage = made.response["usage"]
-    n_reasoning = usage["output_tokens_details"]["reasoning_tokens"]
-    assert n_reasoning == len("".join(thoughts).encode())
 
 
 def test_the_order_of_events() -> None:

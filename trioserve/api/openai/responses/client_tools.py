@@ -23,27 +23,18 @@ _COUNT: Fields = {"type": "integer", "minimum": 0}
 
 @attrs.frozen
 class ClientTool:
-    """A tool of such a type.
+    """A tool of such a type."""
 
-    Attributes:
-        description: what the model reads of it.
-        parameters: the schema of its arguments.
-        item: the type of the items of its calls.
-        prefix: of their ids.
-        write: makes the fields of an item of the arguments.
-        read: makes the arguments of an item, which stands at a path.
-        read_output: makes the content of a result of its item, which stands at a path.
-        name: of its function; by default its type.
-    """
-
-    description: str
-    parameters: Fields
-    item: str
-    prefix: str
+    description: str  # for the model
+    parameters: Fields  # the schema of its arguments
+    item: str  # the type of the items of its calls
+    prefix: str  # of their ids
+    #: Make the fields of an item from the arguments, and the arguments from an item at a path.
     write: Callable[[Mapping[str, Any]], Fields]
     read: Callable[[Mapping[str, Any], str], Fields]
+    #: Makes the content of a result from its item, which stands at a path.
     read_output: Callable[[Mapping[str, Any], str], str | list[Fields]]
-    name: str = ""
+    name: str = ""  # of its function; by default its type
 
     @property
     def output_item(self) -> str:

@@ -1,4 +1,4 @@
-"""How a response is put together, and how its stream and the errors in it are written.
+"""Builds responses, and writes their streams and the errors in them.
 
 A whole response and a streamed one are made by the same steps; without a stream, the events are
 dropped. Where the server runs tools, their calls are items as OpenAI's own servers have them for
@@ -228,14 +228,8 @@ def code_of(status: int) -> str:
 class ResponseBuilder:
     """Turns the events of a chat into those of a response, and keeps the response as it is.
 
-    Args:
-        model: the name that the response gives.
-        request: what was asked for; the response repeats most of it.
-        params: how it is answered.
-        n_prompt: the tokens of the prompt.
-        labels: where the server runs tools: the MCP servers that have them, by the names of the
-            tools; empty: none has.
-        web: the names of the tools of the web among them.
+    Where the server runs tools, `labels` are the MCP servers that have them, by the names of the
+    tools, and `web` names those of the web.
     """
 
     def __init__(
@@ -355,7 +349,7 @@ class ResponseBuilder:
         return [{"type": "response.failed", "response": self.response}]
 
     def _follow(self, event: RunEvent) -> list[Event]:
-        """What the events of the API say of something that happens."""
+        """Follow a run with events of the API."""
         match event:
             case StepStarted(step=step) if step > 1:
                 events = self._close("completed")
@@ -457,7 +451,7 @@ def _new_step() -> str:
 
 
 def _repeated(request: ResponsesRequest, params: GenerationParams) -> dict[str, Any]:
-    """What a response repeats of its request, and what it says of things that are not here."""
+    """The fields that repeat the request, and those that are always the same."""
     return {
         "background": False,
         "frequency_penalty": params.sampling.frequency_penalty,

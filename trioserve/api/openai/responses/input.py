@@ -47,11 +47,11 @@ _ROLES = {"user": INPUT, "system": INPUT, "developer": INPUT, "assistant": OUTPU
 #: The field of an item that names the step it is from, in an answer of several: one message.
 STEP = "trioserve_step"
 
-#: What stands before the id of a call that the server has made, in the id of its item.
+#: The prefixes of items of calls that the server has made, before the ids of the calls.
 MCP_CALL = "mcp_"
 WEB_CALL = "ws_"
 
-#: How a chat's error messages name its fields.
+#: The names of a chat's fields in error messages.
 _IN_CHAT = re.compile(
     r"'(?P<field>messages|response_format)'"
     r"|messages\[(?P<message>\d+)\][\w.\[\]]*"

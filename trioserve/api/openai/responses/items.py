@@ -49,7 +49,7 @@ class Item(ABC):
 
     @property
     def text(self) -> str:
-        """What it holds so far."""
+        """The text so far."""
         return "".join(self._texts)
 
     @abstractmethod

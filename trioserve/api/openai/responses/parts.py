@@ -36,13 +36,7 @@ _DETAIL = one_of("auto", "low", "high", "original")
 
 
 def read_content(item: Item, name: str, path: str, texts: Mapping[str, str]) -> str | list[Part]:
-    """Read a field of an item that is text or a list of parts.
-
-    Args:
-        item: what has the field.
-        name: of the field.
-        path: of the item, for errors.
-        texts: the types of text parts that it may have.
+    """Read a field of an item at `path` that is text or a list of parts, with texts of some types.
 
     Raises:
         UnknownFileError: a part is a file that the client should have uploaded.

@@ -227,10 +227,6 @@ class ResponsesRequest(StoringRequest):
     def parse(cls, body: Mapping[str, Any], stored: StoredAs = NOT_STORED) -> Self:
         """Read a body, and make the chat request of it.
 
-        Args:
-            body: of the request.
-            stored: how the response is stored.
-
         Raises:
             InvalidRequestError: `param` names the field at fault.
         """
@@ -278,7 +274,7 @@ class ResponsesRequest(StoringRequest):
         return self.for_chats | own
 
     def _format(self) -> Any:
-        """What the text must look like; llama-server takes the name of chats, too."""
+        """The format of the text; llama-server takes the name of chats, too."""
         ours, of_chats = self.text.get("format"), self.for_chats.get("response_format")
         if ours is not None and of_chats is not None:
             raise InvalidRequestError.at("text.format", "and 'response_format' exclude each other.")

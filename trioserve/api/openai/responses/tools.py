@@ -24,26 +24,18 @@ from trioserve.left_out import leave_out
 from trioserve.tools.web.scope import N_RESULTS, Uses, WebScope
 from trioserve.tools.web.tools import FETCH, SEARCH
 
-#: What a function of an answer must have, also if the request does not.
+#: Fields that each function in an answer has, also if the request leaves them out.
 _OF_FUNCTION: dict[str, Any] = {"description": None, "parameters": None, "strict": False}
 
 
 @attrs.frozen
 class OfferedTool:
-    """A tool that the model may call.
+    """A tool that the model may call."""
 
-    Attributes:
-        kind: its type in the request.
-        name: its name there; for a tool known by its type, that of its function.
-        place: where it is in the request.
-        function: what the model sees, but for the name.
-        namespace: that which it is in.
-    """
-
-    kind: str
-    name: str
-    place: str
-    function: dict[str, Any]
+    kind: str  # its type in the request
+    name: str  # in the request; of a tool known by its type, that of its function
+    place: str  # in the request
+    function: dict[str, Any]  # for the model, without the name
     namespace: str | None = None
 
 
@@ -111,7 +103,7 @@ class Offer:
 
     @property
     def places(self) -> list[str]:
-        """Where each is in the request."""
+        """The place of each in the request."""
         return [tool.place for tool in self.tools.values()]
 
     def name_of(self, namespace: str | None, name: str) -> str:
@@ -180,7 +172,7 @@ _SIZE = one_of(*_N_RESULTS)
 
 
 def _is_hosted(tool: Mapping[str, Any]) -> bool:
-    """Whether a tool that clients can run is to run at the server's side."""
+    """True if a tool that clients can run is to run on the server."""
     environment = tool.get("environment")
     if isinstance(environment, Mapping) and environment.get("type") != "local":
         return True
