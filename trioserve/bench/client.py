@@ -33,7 +33,6 @@ class Answer:
 
     @property
     def ttft(self) -> float:
-        """Seconds until the first text."""
         return self.times[0] - self.sent
 
     @property

@@ -34,7 +34,6 @@ class Result:
     samples: Mapping[str, Sequence[Sample]]
 
     def speed(self, server: str) -> Spread:
-        """Tokens a second of a server."""
         found = spread([one.tokens_per_s for one in self.samples[server]])
         assert found is not None
         return found
@@ -69,13 +68,11 @@ class Table:
     is_compared: bool
 
     def head(self) -> str:
-        """The header and the rule below it, in Markdown."""
         rule = ["-" * width for _, width in _COLUMNS]
         rule[_N_LEFT:] = [f"{line[:-1]}:" for line in rule[_N_LEFT:]]
         return self._line([name for name, _ in _COLUMNS]) + self._line(rule)
 
     def lines(self, result: Result) -> str:
-        """A line for each server."""
         lines = []
         for server in result.samples:
             numbers = [result.median(server, name) for name in ("ttft", "itl_p50", "itl_p99")]

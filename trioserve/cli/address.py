@@ -64,7 +64,6 @@ class Address:
 
     @property
     def socket_path(self) -> str | None:
-        """The path of the Unix socket, or None."""
         return self.host if self.host.endswith(".sock") else None
 
     @property

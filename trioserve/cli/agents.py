@@ -48,7 +48,6 @@ class Endpoint:
 
     @property
     def max_answer(self) -> int:
-        """The number of tokens to set aside for an answer."""
         return min(_MAX_ANSWER, self.context // 4)
 
     @property
@@ -58,7 +57,6 @@ class Endpoint:
 
     @property
     def inputs(self) -> list[str]:
-        """The kinds of input that the model takes."""
         return ["text", "image"] if self.sees_images else ["text"]
 
     def described(self, **more: object) -> dict[str, object]:
@@ -115,10 +113,7 @@ _OF_ANY_MODEL = ("shell_type", "truncation_policy", "experimental_supported_tool
 
 
 def _catalogue(endpoint: Endpoint) -> dict[str, object]:
-    """Codex's catalogue with the model, which has the instructions of the plainest one in it.
-
-    Empty if Codex has printed no catalogue that can be used.
-    """
+    """Codex's catalogue: the model with the instructions of its plainest one; {} without them."""
     try:
         known = [one for one in json.loads(endpoint.told)["models"] if one["visibility"] == "list"]
         plainest = max(known, key=lambda one: one["priority"])

@@ -175,7 +175,6 @@ class Settings:
 
     @classmethod
     def of(cls, name: str, environ: Mapping[str, str]) -> Settings:
-        """Find those of a program."""
         home = Path(environ.get("HOME") or Path.home())
         settings = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
         if sys.platform == "darwin":

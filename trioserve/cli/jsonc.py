@@ -82,7 +82,6 @@ class Document:
         return token
 
     def _next(self, *wanted: str) -> _Token:
-        """Take the next token."""
         token = self._peek(*wanted)
         self._at += 1
         return token
@@ -128,7 +127,6 @@ class Document:
         return self._read(nodes[-1])
 
     def n_there(self, path: Sequence[Step]) -> int:
-        """The number of steps of a path that exist."""
         return len(self._nodes(path)) - 1
 
     def _nodes(self, path: Sequence[Step]) -> list[_Node]:
@@ -180,7 +178,6 @@ class Document:
         return self._add(parent, step, value)
 
     def _add(self, parent: _Node, step: Step, value: Any) -> Document:
-        """Add a member at the end of a container."""
         outer = self._indent_at(parent.start)
         inner = outer + ("\t" if outer.startswith("\t") or "\n\t" in self.text else "  ")
         if parent.members:

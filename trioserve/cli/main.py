@@ -51,10 +51,7 @@ _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def _open_standard_files() -> None:
-    """Open the null device for closed standard input, output or error.
-
-    Otherwise sockets would get their descriptors, and clients the output of llama.cpp.
-    """
+    """Open the null device for closed standard files: a socket would get their descriptors."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

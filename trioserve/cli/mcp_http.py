@@ -132,7 +132,6 @@ class McpApp:
         self._keys = keys
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
-        """Handle a scope of ASGI."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
@@ -181,14 +180,7 @@ class McpApp:
 
 
 async def _read(receive: _Receive, held: MemoryReservation, length: int, most: int) -> bytes:
-    """Read a body, and hold memory for it and its values. A client that leaves ends it.
-
-    The SDK parses it on the event loop. `length` is what the client announces; 0: nothing.
-
-    Raises:
-        PayloadTooLargeError: it is longer than `most`, or has too many values.
-        MemoryFullError: requests hold too much memory as it is.
-    """
+    """Read a body of an announced `length` (0: unknown), counting memory. Raises TrioServeError."""
     body, has_more = bytearray(), True
     while has_more:
         message = await receive()

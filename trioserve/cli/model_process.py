@@ -42,7 +42,6 @@ class LogSender:
         self.outbox: Outbox | None = None
 
     def take(self, fields: MutableMapping[str, Any]) -> None:
-        """Send a line."""
         line, is_quiet = reports.Logged.of(fields), fields.get("level") in ("debug", "info")
         if is_quiet and self.outbox is not None and trio.lowlevel.in_trio_run():
             self.outbox.report(line)
@@ -201,7 +200,6 @@ async def answer_other(process: ModelProcess, connection: socket.socket) -> None
 async def _drain_at_signal(
     process: ModelProcess, status: Reporter, task_status: trio.TaskStatus[None]
 ) -> None:
-    """Drain on a signal."""
     await first_signal(task_status)
     await drain(process, status)
 

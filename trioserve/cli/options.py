@@ -58,7 +58,6 @@ class Option:
 
     @property
     def field(self) -> str:
-        """Its key among the arguments."""
         return self.names[-1].lstrip("-").replace("-", "_")
 
 
@@ -137,14 +136,12 @@ class Command:
 
     @property
     def usage(self) -> str:
-        """The arguments in a line."""
         own = [f"[{one.names[0]} {one.value}]".replace(" ]", "]") for one in self.options]
         flags = ["[flags]"] if self.takes_flags else []
         return " ".join(filter(None, [self.words, *own, *flags]))
 
     @property
     def n_words(self) -> tuple[int, float]:
-        """The least and the most words that it takes."""
         least = sum(not one.startswith("[") for one in self.placeholders)
         return least, math.inf if "..." in self.words else len(self.placeholders)
 
@@ -154,7 +151,6 @@ class Command:
         return [one for one in re.findall(r"\[[^]]*\]|\S+", self.words) if one != "..."]
 
     def named(self) -> Mapping[str, Option]:
-        """Its options by each of their names."""
         return {name: one for one in self.options for name in one.names}
 
 
@@ -180,7 +176,6 @@ class Arguments:
 
     @property
     def first(self) -> str | None:
-        """The first word, or None."""
         return self.words[0] if self.words else None
 
     def parsed(self) -> Parsed:

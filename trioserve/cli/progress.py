@@ -52,7 +52,6 @@ class Reporter:
         self._told_at = 0.0
 
     def tell(self, report: Report) -> None:
-        """Send a report. Never waits."""
         text = report.state
         match report:
             case Failed(message):
@@ -195,7 +194,6 @@ class DownloadReport(ProgressReport):
     """Reports a download, unless all is in the cache already."""
 
     def __call__(self, progress: DownloadProgress) -> None:
-        """Report the progress of a download."""
         done, total = progress.all_done, progress.all_total
         if self._began is None and done == total:
             self._begin(monotonic(), done)
@@ -286,10 +284,7 @@ class EarlyLoad:
 
 @contextmanager
 def _ended_if_stalled(status: Reporter, seconds: float) -> Iterator[Callable[[], None]]:
-    """End this process when loading stalls, because another machine does not answer.
-
-    The block calls the function that it gets at each progress. 0 seconds disables this.
-    """
+    """End this process if the block does not call the yielded function for `seconds` (0: never)."""
     moved, over = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -327,6 +322,5 @@ class LoadReport(ProgressReport):
         self._speaks_at = monotonic() + patience
 
     def __call__(self, share: float) -> None:
-        """Report that `share` (0.0 to 1.0) is loaded."""
         if monotonic() >= self._speaks_at:
             self.tell(f"Loading {self._name}", share, model=self._name)

@@ -141,11 +141,7 @@ def check_models(config: Config) -> None:
 
 
 def _check_files(config: Config) -> None:
-    """Check other files before the port is open.
-
-    Raises:
-        ConfigError: a file or a directory cannot be used.
-    """
+    """Check other files before the port is open. Raises ConfigError."""
     config.mcp_servers()
     if config.keys_file is not None:
         read_keys(config.keys_file)
@@ -174,12 +170,7 @@ def check_reach(config: Config, listening: Sequence[socket.socket]) -> None:
 async def _serve(
     app: QuartTrio, config: Config, listening: Sequence[socket.socket], status: Reporter
 ) -> None:
-    """Serve until a signal.
-
-    Raises:
-        ExceptionGroup: with `LifespanFailureError`, when the model cannot be loaded, or the engine
-            has failed.
-    """
+    """Serve until a signal. Raises a group with LifespanFailureError if the engine is lost."""
     import hypercorn.trio
 
     from trioserve.api.service import Service
@@ -445,7 +436,6 @@ def _open_path(path: Path) -> socket.socket:
 
 
 def _close(opened: socket.socket) -> None:
-    """Close a socket, and remove the path of a Unix socket."""
     name = opened.getsockname()
     opened.close()
     if isinstance(name, str) and name:

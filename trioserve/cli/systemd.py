@@ -75,7 +75,6 @@ class Notifier:
             pass
 
     def _send(self, *, waits: bool = False) -> bool:
-        """Send all. Returns False if the queue is full."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.setblocking(False)

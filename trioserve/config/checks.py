@@ -66,7 +66,6 @@ def _must(hold: Callable[[Any], object], message: str) -> Check:
 
 
 def _may_be_directory(path: str) -> bool:
-    """Whether it is a directory, or could be made as one."""
     expanded = Path(os.path.expanduser(path)).absolute()  # it does not raise
     there = next(one for one in (expanded, *expanded.parents) if os.path.lexists(one))
     return os.path.isdir(there)

@@ -724,7 +724,6 @@ class Config:
 
     @property
     def has_api_keys(self) -> bool:
-        """Whether clients must show an API key."""
         return bool(self.api_keys) or self.keys_file is not None
 
     @property
@@ -734,23 +733,19 @@ class Config:
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """The configured names of the model, in order."""
         return names(self.alias or "")
 
     @property
     def control_vector_files(self) -> tuple[tuple[str, float], ...]:
-        """The files of control vectors with their scales."""
         return tuple(parse_adapter(text, "control_vector") for text in self.control_vector)
 
     @property
     def lora_files(self) -> tuple[tuple[str, float], ...]:
-        """The paths of the adapters with their scales."""
         applied = 0.0 if self.lora_init_without_apply else 1.0
         return tuple((path, scale * applied) for path, scale in map(parse_adapter, self.lora))
 
     @property
     def has_draft_model(self) -> bool:
-        """Whether there is a draft model."""
         return self.spec_draft_model is not None or self.spec_draft_hf is not None
 
     @property
@@ -797,7 +792,6 @@ class Config:
 
     @property
     def has_mcp_servers(self) -> bool:
-        """Whether MCP servers are configured."""
         return self.mcp_servers_config is not None or self.mcp_servers_json is not None
 
     @property

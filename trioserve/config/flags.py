@@ -45,11 +45,9 @@ class Flag:
 
     @property
     def default(self) -> Any:
-        """The field's default value."""
         return self.attribute.default
 
     def put(self, values: dict[str, Any], value: Any) -> None:
-        """Set the field in `values`, or add to it."""
         if self.sets:
             values.update(self.sets if value else {})
         else:

@@ -46,7 +46,6 @@ _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})", re.ASCII)
 
 
 def _digest(given: bytes | str) -> bytes:
-    """Read a hash of the file."""
     return bytes.fromhex(given.removeprefix("sha256:")) if isinstance(given, str) else given
 
 
@@ -77,7 +76,6 @@ class Key:
     weight: float = attrs.field(default=1.0, converter=float)
 
     def may_use(self, *names: str) -> bool:
-        """Whether it may use a model, which has these names."""
         patterns = self.models
         return patterns is None or any(fnmatchcase(n, each) for n in names for each in patterns)
 
@@ -139,7 +137,6 @@ class _Place:
 
 
 def _quoted(name: str) -> str:
-    """A pattern for a name in TOML."""
     return rf"(?:\"{re.escape(name)}\"|'{re.escape(name)}'|{re.escape(name)})"
 
 

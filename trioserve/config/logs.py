@@ -70,7 +70,6 @@ class Sink:
         self._lock = threading.RLock()
 
     def write(self, text: str) -> None:
-        """Write whole lines."""
         with self._lock:
             try:
                 self._write(text)
@@ -189,7 +188,6 @@ def _copied_to(sink: Sink) -> Processor:
 
 
 def _ordered(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    """Put the common fields first, so that lines align."""
     first = ("timestamp", "level", "logger", "event", "request_id")
     return {**{key: event[key] for key in first if key in event}, **event}
 
@@ -202,7 +200,6 @@ _JSON: list[Processor] = [
 
 
 def _as_fields(_logger: Any, _method: str, event: EventDict) -> tuple[Any, dict[str, Any]]:
-    """Give a line as its fields, in place of text."""
     return (event,), {}
 
 

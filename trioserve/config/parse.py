@@ -200,7 +200,6 @@ class _CommandLine:
         self._words: list[str] = []
 
     def read(self, argv: Sequence[str]) -> None:
-        """Read all words. Raises ConfigError."""
         self._words = list(reversed(argv))
         while self._words:
             name, value = _split(self._words.pop())
@@ -266,11 +265,7 @@ _VERTEX = (
 
 
 def _read_environment(environ: Mapping[str, str], notes: list[str]) -> _Settings:
-    """Read the variables that set fields, and add to `notes` what the user should know.
-
-    Raises:
-        ConfigError: a variable is unknown, or its value is invalid.
-    """
+    """Read the variables that set fields, and add to `notes`. Raises ConfigError."""
     found = _Settings()
     for flag_name, variable, default in _VERTEX if environ.get("AIP_MODE") == "PREDICTION" else ():
         if text := environ.get(variable) or default:
@@ -306,11 +301,7 @@ def _unsupported_variable(name: str, text: str, notes: list[str]) -> None:
 
 
 def _read_toml(path: str, notes: list[str]) -> _Settings:
-    """Read the file, and add to `notes` what the user should know.
-
-    Raises:
-        ConfigError: the file cannot be read, or has an invalid entry; names the place.
-    """
+    """Read the file, and add to `notes`. Raises ConfigError, which names the place."""
     text, found = readers.file(path), _Settings()
     for key, value in readers.parse_toml(text, path).items():
         source = f"{path}{_line_of(key, text)}: {key}"
@@ -342,7 +333,6 @@ def _line_of(key: str, text: str) -> str:
 
 
 def _as_text(flag: Flag, value: Any, source: str) -> str:
-    """Convert a value to the text of a variable."""
     if flag.read is None:
         if not isinstance(value, bool):
             raise ConfigError(f"{source} must be true or false, not {value!r}")
@@ -385,7 +375,6 @@ def _argv_of_field(field: str, value: Any) -> tuple[str, ...]:
 
 
 def _ways(flag: Flag, value: Any) -> Iterator[list[str]]:
-    """Candidate texts for a value."""
     if flag.read is None:
         yield from (["true"], ["false"])
         return
@@ -413,7 +402,6 @@ def _escaped(value: Any) -> str:
 
 
 def _bias(value: Any) -> str:
-    """Format a pair of a token and its bias."""
     match value:
         case (int(token), float(bias)):
             return f"{token}{bias:+}"

@@ -87,7 +87,6 @@ def tool_of(
 
 
 def _field(parameter: inspect.Parameter, hint: Any) -> tuple[Any, ...]:
-    """Describe a parameter. The model sees its default; the function applies it."""
     default = parameter.default
     if default is parameter.empty:
         return parameter.name, hint
@@ -158,7 +157,6 @@ def _result_of(value: Any) -> ToolResult:
 
 
 def _schema(arguments: type[msgspec.Struct], name: str) -> dict[str, Any]:
-    """Write the schema of the arguments, with its definitions inside."""
     try:
         (schema,), components = msgspec.json.schema_components(
             [arguments], ref_template="#/$defs/{name}"

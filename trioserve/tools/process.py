@@ -73,7 +73,6 @@ class CommandLimits:
 
     @property
     def rlimits(self) -> list[tuple[str, int]]:
-        """The limits that the kernel enforces, for each process."""
         limits = [
             ("RLIMIT_CORE", 0),
             ("RLIMIT_NOFILE", self.descriptors),
@@ -105,7 +104,6 @@ class CommandSandbox:
         return None if "/" in real else cls(real)
 
     def may_read(self, path: str) -> bool:
-        """Whether a program may read this path."""
         real = os.path.realpath(path)
         return any(
             os.path.commonpath([real, folder]) == folder

@@ -171,17 +171,14 @@ class Host(Runtime):
         self._command_sandbox = CommandSandbox.around(sandbox.folders)
 
     def files(self, cwd: str | None) -> FileStore:
-        """The files inside of the sandbox."""
         return HostFiles(self._sandbox, cwd)
 
     def check(self, cwd: str | None) -> None:
-        """Look whether a directory is inside of the sandbox."""
         self._sandbox.folder(cwd)
 
     async def command(
         self, argv: Sequence[str], cwd: str | None
     ) -> tuple[Sequence[str], Mapping[str, Any]]:
-        """Confine it, and give it few variables."""
         return argv, {
             "env": clean_environment(self._command_sandbox),
             "cwd": self._sandbox.folder(cwd),
@@ -199,13 +196,11 @@ class Isolate(Runtime):
         self._reach = reach
 
     def files(self, cwd: str | None) -> FileStore:
-        """Return the files of the runtime, relative to a folder."""
         return IsolateFiles(self.ask, cwd)
 
     async def command(
         self, argv: Sequence[str], cwd: str | None
     ) -> tuple[Sequence[str], Mapping[str, Any]]:
-        """Have it end there, too, when this is cancelled."""
         words = ["sh", "-c", WATCHED, "sh", cwd or "", secrets.token_hex(8), *argv]
         return await self._reach(words), {"stdin": "held", "env": os.environ}
 
@@ -243,14 +238,7 @@ def _in_container(engine: str, id_: str) -> Isolate:
 
 
 def _by_ssh(target: str) -> Isolate:
-    """A host that takes the user's key. Tools may do there all that the user may.
-
-    Args:
-        target: ``user@host``, or a name of the user's configuration of ssh.
-
-    Raises:
-        ToolRuntimeError: this is no target.
-    """
+    """A host, ``user@host`` or a name in ssh's configuration. Raises ToolRuntimeError."""
     if not _TARGET.fullmatch(target):
         raise ToolRuntimeError(f"invalid ssh target: {target}")
     options = [word for option in _OPTIONS for word in ("-o", option)]

@@ -34,7 +34,6 @@ class PathSandbox:
 
     @property
     def is_open(self) -> bool:
-        """Whether the sandbox allows every path."""
         return os.sep in self.folders
 
     @property
@@ -108,8 +107,7 @@ class PathSandbox:
 
     @contextmanager
     def open_parent(self, real: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
-        """Open the directory that a file is or will be in; with the file's name. Like
-        `open_folder`."""
+        """Open the directory of a file, and give its name. Like `open_folder`."""
         if real in self.folders:
             raise OSError("Is a directory")
         with self.open_folder(os.path.dirname(real), create=create) as folder:
@@ -138,7 +136,6 @@ class PathSandbox:
             return open_regular(name, os.O_RDONLY, folder)
 
     def _folder_of(self, real: str) -> str | None:
-        """The directory that a real path is in."""
         path = os.path.join(real, "")
         inside = (one for one in self.folders if path.startswith(os.path.join(one, "")))
         return next(inside, None)
@@ -173,7 +170,6 @@ def _make_folder(name: str, folder: int) -> None:
 
 
 def _real_path(path: str) -> str:
-    """The real path of a file that may not exist."""
     try:
         os.stat(path)  # the kernel gives up early where links lead to ever more links
     except OSError as error:

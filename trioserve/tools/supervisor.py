@@ -274,10 +274,7 @@ class CommandSupervisor:
     # -- the end
 
     def _end_all(self) -> None:
-        """Kill all that is left of the command. New processes are killed in the next round.
-
-        It continues while there are any: processes without a supervisor have no limits.
-        """
+        """Kill all that is left, in rounds: a process without a supervisor has no limits."""
         deadline = time.monotonic() + _PATIENCE
         while self._child > 0:
             for group in self._groups():
@@ -352,11 +349,7 @@ def _free_descriptors() -> None:
 
 
 def _become(argv: list[str], env: dict[str, str]) -> NoReturn:
-    """Like `os.execvpe`, which imports a module, from where a sandbox may not let it.
-
-    Raises:
-        OSError: there is no such program, or it cannot be run.
-    """
+    """Like `os.execvpe`, whose import a sandbox may refuse. Raises OSError."""
     names = [argv[0]]
     if "/" not in argv[0]:
         names = [f"{folder}/{argv[0]}" for folder in env.get("PATH", os.defpath).split(":")]
@@ -382,7 +375,6 @@ def _tell(parent: inside.Parent, words: str) -> None:
 
 
 def _descendants() -> Iterator[int]:
-    """The descendants of this process."""
     waiting = [os.getpid()]
     while waiting:
         children = _children(waiting.pop())

@@ -173,7 +173,6 @@ class ToolResult:
 
     @classmethod
     def of_text(cls, text: str) -> Self:
-        """Return a result that has only text."""
         return cls({"plain_text_response": text})
 
     @classmethod
@@ -184,7 +183,6 @@ class ToolResult:
 
     @property
     def is_error(self) -> bool:
-        """Whether the call has failed."""
         return "error" in self.answer
 
     @property
@@ -229,7 +227,6 @@ class ToolSource:
 
     @property
     def tools(self) -> Mapping[str, Tool]:
-        """The tools by name."""
         raise NotImplementedError
 
     def abilities(self) -> Sequence[str]:

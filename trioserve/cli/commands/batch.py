@@ -75,7 +75,6 @@ class _Request(msgspec.Struct):
     method: Literal["POST"] = "POST"
 
     def beginning(self) -> list[bytes]:
-        """The key that requests are sorted by."""
         fields = (self.body.get(name, b"") for name in _PROMPTS.get(self.url, ()))
         return [self.url.encode(), *(bytes(each)[:_COMPARED] for each in fields)]
 
@@ -137,11 +136,7 @@ def run(given: Arguments) -> int:
 
 
 def _read(source: Path) -> dict[int, _Request]:
-    """Read the requests of a file, by the numbers of their lines.
-
-    Raises:
-        ConfigError: it cannot be read, or a line is no request.
-    """
+    """The requests of a file, by the numbers of their lines. Raises ConfigError."""
     try:
         lines = source.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
@@ -163,11 +158,7 @@ def _read(source: Path) -> dict[int, _Request]:
 
 
 def _opened(target: Path) -> FileIO:
-    """Open the output, which is made if it does not exist, for this command alone.
-
-    Raises:
-        ConfigError: it cannot be written, or another command writes to it.
-    """
+    """Open or make the output, for this command alone. Raises ConfigError."""
     if target.exists() and not target.is_file():
         raise ConfigError(f"{target} is not a file")
     try:
@@ -185,13 +176,7 @@ def _opened(target: Path) -> FileIO:
 
 
 def _answered(target: Path, file: FileIO) -> dict[str, bool]:
-    """The ids of the lines that the output has answers to, and whether they are good.
-
-    An answer at its end that was cut off is removed.
-
-    Raises:
-        ConfigError: it cannot be read or repaired, or has something else.
-    """
+    """Which lines have answers, and good ones. Removes one that was cut off. Raises ConfigError."""
     found: dict[str, bool] = {}
     line = b""
     try:
@@ -227,7 +212,6 @@ class Batch:
 
     @property
     def left(self) -> list[int]:
-        """The lines without an answer."""
         return [n for n, each in self.requests.items() if each.custom_id not in self.answered]
 
     @property
@@ -238,7 +222,6 @@ class Batch:
         return [n for n, each in lines if n in left or not is_good.get(each.custom_id, True)]
 
     def summary(self) -> str:
-        """Tell how many lines have answers, and which ones have failed."""
         failed, n_left = self.failed, len(self.left) - len(self._given_up)
         n_good = len(self.requests) - len(failed) - n_left
         text = f"{self.target}: {n_good} answers, {len(failed)} errors"

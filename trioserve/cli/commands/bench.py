@@ -53,7 +53,6 @@ def run(given: Arguments) -> int:
 async def _measure(
     given: Arguments, tests: Sequence[speed.Workload], config: Config, measured: Measured
 ) -> None:
-    """Measure all tests, and print each result at once."""
     output, rounds = given["output"], given["repetitions"]
     async with servers_of(given, config) as servers:
         measured.models |= {server.name: server.model for server in servers}
@@ -112,7 +111,6 @@ async def servers_of(given: Arguments, config: Config) -> AsyncIterator[Sequence
 
 
 def _show(output: str, table: report.Table, result: report.Result) -> None:
-    """Print a result, if the form has one result after the other."""
     if output == "md":
         print(table.lines(result), end="", flush=True)
     elif output == "jsonl":
@@ -127,7 +125,6 @@ def _named(models: Mapping[str, str]) -> str:
 
 
 def _write(given: Arguments, measured: Measured) -> None:
-    """Print what comes at the end, and write the files."""
     results = measured.results
     plain = {"models": measured.models, **report.plain(results, given.options)}
     whole = json.dumps(plain, indent=1, default=str) + "\n"  # of paths

@@ -95,7 +95,6 @@ class Finding:
     advice: str = ""
 
     def print(self) -> None:
-        """Print it in one line, and the remedy in another."""
         level = styled(self.level.ljust(9), _COLORS[self.level])
         print(f"{level}{self.about.ljust(14)}{self.text}")
         if self.advice:
@@ -106,7 +105,6 @@ _ok, _warning, _problem = (partial(Finding, level) for level in _COLORS)
 
 
 def _judged(about: str, text: str, advice: str) -> Finding:
-    """A warning with advice, or all is well."""
     return (_warning if advice else _ok)(about, text, advice)
 
 
@@ -261,7 +259,6 @@ def _most_of(pattern: str) -> int:
 
 
 def _model(config: Config, *_others: object) -> Iterator[Finding]:
-    """Whether the model can be loaded and fits into memory."""
     from trioserve.llama import machine
     from trioserve.llama.trial_process import measure
 
@@ -296,7 +293,6 @@ def _model(config: Config, *_others: object) -> Iterator[Finding]:
 
 
 def _free_for_model(in_ram: int | None, config: Config) -> int | None:
-    """The bytes available to a model: in RAM, on GPUs and on other machines."""
     from trioserve.llama import devices
 
     gpus = [devices.memory_of(one)[0] for one in devices.devices() if not one.is_cpu]
@@ -317,7 +313,6 @@ def _peers(config: Config) -> list[Peer | ModelLoadError]:
 
 
 def _rpc(config: Config, *_others: object) -> Iterator[Finding]:
-    """Whether other machines can compute a part of the model."""
     if config.rpc:
         try:
             library.check()
@@ -333,7 +328,6 @@ def _rpc(config: Config, *_others: object) -> Iterator[Finding]:
 
 
 def _models(config: Config, argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
-    """The models in the catalog."""
     logger, handler = logging.getLogger("trioserve.models.catalog"), BufferingHandler(10_000)
     before = logger.level, logger.propagate
     logger.setLevel(logging.WARNING)
@@ -409,7 +403,6 @@ def _max_threads() -> int | None:
 
 
 def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Folders that the server writes to: permissions and free space."""
     cache = None
     try:
         cache = str(default_cache_dir(environ))
@@ -431,7 +424,6 @@ def _folders(config: Config, _argv: Sequence[str], environ: Mapping[str, str]) -
 
 
 def _disk(config: Config, *_others: object) -> Iterator[Finding]:
-    """How fast the disk of the model is."""
     path = _file_of(config)
     if path is None or (size := path.stat().st_size) < _SAMPLE:
         return
@@ -471,7 +463,6 @@ def _speed_of(path: Path, size: int) -> float:
 def _network(
     _config: Config, _argv: Sequence[str], environ: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """The proxies of the environment: for downloads, and for requests to this machine."""
     try:
         proxy = proxy_of(default_endpoint(environ))
     except TrioServeError as error:

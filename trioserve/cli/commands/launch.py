@@ -61,7 +61,6 @@ def run(given: Arguments) -> int:
 
 
 async def _configure(settings: Settings, server: AgentServer, *, is_dry: bool) -> int:
-    """Write the file of a program, and say what has changed."""
     async with server.endpoint(must_run=True) as endpoint:
         _check_name(settings.program, endpoint.model)
     before, after, record = settings.planned(endpoint)
@@ -75,7 +74,6 @@ async def _configure(settings: Settings, server: AgentServer, *, is_dry: bool) -
 
 
 def _undo(settings: Settings, *, is_dry: bool) -> int:
-    """Undo the change of a file, and say what has changed."""
     before, after, kept = settings.undo_planned()
     print(difference(settings.path, before, after), end="")
     for name in kept:
@@ -104,7 +102,6 @@ async def _told(agent: Agent, program: str, environ: Mapping[str, str]) -> str:
 async def _launch(
     agent: Agent, command: Sequence[str], server: AgentServer, *, is_dry: bool
 ) -> int:
-    """Run an agent with a server, and return its exit code."""
     with tempfile.TemporaryDirectory(prefix="trioserve-launch-") as name:
         async with server.endpoint(must_run=is_dry) as endpoint:
             folder = Path(name)
@@ -151,11 +148,7 @@ def _introduce(agent: Agent, endpoint: Endpoint) -> None:
 
 @contextmanager
 def _leaving(*numbers: signal.Signals) -> Iterator[None]:
-    """Leave signals to the programs that the block starts.
-
-    The handlers do nothing: a signal that is ignored would be ignored in the programs, too, and a
-    receiver would raise again what it got when the program had just ended.
-    """
+    """Leave signals to the programs of the block. If ignored, they would ignore them, too."""
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     try:
         yield
@@ -253,12 +246,7 @@ class AgentServer:
             note(f"{', '.join(lost)} has no effect: the server at {address} runs already")
 
     async def _running(self) -> tuple[Address, str] | None:
-        """Look for a server that has the model; None if one is to be started.
-
-        Raises:
-            ConfigError: the server at the URL does not have the model, or none is named.
-            TrioServeError: it does not answer as expected.
-        """
+        """The server that has the model; None if one is to be started. Raises TrioServeError."""
         address = Address.of(self.url, self.config)
         if address.socket_path is not None:
             if self.url is not None:

@@ -81,7 +81,6 @@ def run(given: Arguments) -> int:
 
 
 def _login(words: Sequence[str], config: Config) -> int:
-    """Log in to an MCP server that the configuration names."""
     word, *names = words
     if word != "login" or len(names) != 1:
         raise ConfigError("mcp takes no word but login, and the name of an MCP server after it")
@@ -120,7 +119,6 @@ def _own(
 
 
 async def _serve_stdio(stdin: int, stdout: int, models: ModelSource) -> None:
-    """Serve until the input ends."""
     from trioserve.mcp_server.serving import mcp_server
     from trioserve.mcp_server.stdio import connected
 
@@ -132,7 +130,6 @@ async def _serve_stdio(stdin: int, stdout: int, models: ModelSource) -> None:
 async def _serve_http(
     config: Config, keys: Keys, listening: Sequence[socket.socket], models: ModelSource
 ) -> None:
-    """Serve until cancelled."""
     import hypercorn.trio
 
     from trioserve.api.edge.tcp import raise_limit

@@ -159,7 +159,6 @@ class Tuning:
     _seed: str = attrs.field(factory=partial(secrets.token_hex, 4))
 
     async def run(self) -> None:
-        """Search, and print what is found."""
         self._began = trio.current_time()
         async with trio.open_nursery() as nursery:
             servers = Servers(nursery, self._started)

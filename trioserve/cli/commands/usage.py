@@ -79,7 +79,6 @@ def run(given: Arguments) -> int:
 
 
 def _days(text: str) -> int:
-    """Read the number of days, today included."""
     try:
         days = readers.integer(text)
     except ValueError:

@@ -146,7 +146,6 @@ class TerminalChat:
         return f"{found.summary}\n\nThe conversation continues with this summary."
 
     def _sent(self) -> list[dict[str, Any]]:
-        """The messages for the model."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *(one.message() for one in self.messages)]
 
@@ -179,13 +178,11 @@ class TerminalChat:
         return is_thinking
 
     def tell(self, text: str, code: str = "") -> None:
-        """Write a message to the user, apart from the answers."""
         if text:
             self.aside.write(f"{styled(text, code, self.aside) if code else text}\n")
             self.aside.flush()
 
     def write(self, text: str) -> None:
-        """Write a text at once."""
         self.output.write(text)
         self.output.flush()
 

@@ -126,7 +126,6 @@ class _Prompting:
         self._is_over = False
 
     def run(self) -> str | None:
-        """Wait for it. Blocks."""
         try:
             return self._session.prompt(pre_run=self._begin)
         except EOFError:

@@ -29,7 +29,6 @@ class Turn(msgspec.Struct):
     images: list[str] = []
 
     def message(self) -> dict[str, Any]:
-        """Write it as a program sends it."""
         if not self.images:
             return {"role": self.role, "content": self.content}
         parts = [*map(Image, self.images), {"type": "text", "text": self.content}]

@@ -120,7 +120,6 @@ class GetInfo(_RuntimeTool):
     )
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
-        """Return the system and the current folder."""
         output = await self._runtime_of(context).run(
             ["sh", "-c", "uname -a && pwd"],
             cwd=context.cwd,

@@ -53,7 +53,6 @@ def opaque_diff(path: str) -> str:
 
 
 def _label(path: str) -> str:
-    """A path for display, with only printable characters."""
     return "".join(one if one.isprintable() else "\ufffd" for one in path)
 
 
@@ -154,7 +153,6 @@ def _anchors(old: list[str], new: list[str]) -> list[tuple[int, int]]:
 
 
 def _compare(old: list[str], new: list[str]) -> Sequence[_Change]:
-    """What is equal in two short texts."""
     return SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
 
 

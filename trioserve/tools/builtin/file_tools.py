@@ -93,7 +93,6 @@ class FileTool(Tool):
     """A tool whose work is done in a worker thread, on the files that a call is about."""
 
     def __init__(self, call: type[FileCall], stores: FileStores, threads: FileThreads) -> None:
-        """Make calls of this type, on the files that `stores` finds, in one of these threads."""
         self._call = call
         self._stores = stores
         self._threads = threads
@@ -148,7 +147,6 @@ class ReadFile(FileCall):
     append_loc: Annotated[bool, about("Begin each line with its number")] = False
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Return lines of the file."""
         path = self.path
         status = files.status(path)
         if status is None:
@@ -202,8 +200,7 @@ def _read_lines(call: ReadFile, file: BufferedReader) -> str:
 
 
 def _lines_from(file: BufferedReader, first: int) -> Iterator[tuple[int, bytes]]:
-    """The lines from number `first` on, each without its end, and only the beginning of a long
-    one."""
+    """Lines from number `first` on, without their ends; of a long one the beginning."""
     number = 1
     begins = True
     deadline = time.monotonic() + _MAX_READ_SECONDS
@@ -233,7 +230,6 @@ class WriteFile(FileCall):
     content: Annotated[str, about("What to write")]
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Write the file, and return the diff."""
         data = encoded(self.content, "content")
         try:
             diff = self._diff(files)
@@ -248,7 +244,6 @@ class WriteFile(FileCall):
         return ToolResult(answer, diff)
 
     def preview(self, files: FileStore) -> str:
-        """Compare the file with its new content."""
         encoded(self.content, "content")
         return self._diff(files, MAX_PREVIEW)
 
@@ -303,7 +298,6 @@ class EditFile(FileCall):
     edits: Annotated[list[Edit], about(f"Replacements, 1 to {_MAX_EDITS}", max_length=_MAX_EDITS)]
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Apply the edits, and return the diff."""
         old, new = _edited(self, files)
         files.write(self.path, new.encode("utf-8", "surrogateescape"))
         answer = {
@@ -314,7 +308,6 @@ class EditFile(FileCall):
         return ToolResult(answer, _diff(self.path, old, new))
 
     def preview(self, files: FileStore) -> str:
-        """Compare the file with its new content."""
         return _diff(self.path, *_edited(self, files), MAX_PREVIEW)
 
 
@@ -426,7 +419,6 @@ class _Normal:
 
     @classmethod
     def of(cls, text: str) -> _Normal:
-        """Make it of a text."""
         parts, lines, places = [], [], []
         at_normal = at = 0
         for line in text.split("\n"):

@@ -54,7 +54,6 @@ class FindFiles(FileCall):
     ] = _MAX_RESULTS
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Return the paths that match."""
         if self.limit < 1:
             raise ToolFileError(f"invalid limit: {self.limit} (expected 1 or more)")
         wanted = Filter(self.include, self.exclude)
@@ -86,7 +85,6 @@ def _kinds(name: str) -> Kinds:
 def _first_entries(
     listing: DirectoryListing, wanted: Filter, limit: int
 ) -> tuple[list[DirectoryEntry], int]:
-    """The first entries that match, and how many match."""
     found: list[DirectoryEntry] = []
     total = 0
     deadline = time.monotonic() + _MAX_SECONDS
@@ -127,7 +125,6 @@ class GrepFiles(FileCall):
     ] = 0
 
     def run(self, files: FileStore, context: ToolCallContext) -> ToolResult:
-        """Return the lines that match."""
         pattern = LinePattern(self.pattern, literal=self.literal, ignore_case=self.ignore_case)
         search = _Search(self, pattern, files)
         status = files.status(self.path)
@@ -209,7 +206,6 @@ class _Search:
         self.n_bytes += len(text)
 
     def answer(self) -> str:
-        """The lines that were found, and notes about them."""
         text = "".join(self.parts) + f"\n---\nTotal matches: {self.n_matches}\n"
         if self.is_full:
             text += (

@@ -41,11 +41,9 @@ class BuiltinTools(ToolSource):
     runtime: str | None = None
 
     def check(self, context: ToolCallContext) -> None:
-        """Look whether they can be called so. Raises as a call."""
         self.runtimes.find(context.runtime).check(context.cwd)
 
     def abilities(self) -> list[str]:
-        """What they may do, in sentences for the log."""
         shell = ExecShellCommand.info.name
         files = [tool for name, tool in self.tools.items() if name not in _NO_FILES]
         verbs = [verb for verb, writes in (("read", False), ("write", True))

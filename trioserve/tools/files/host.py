@@ -61,7 +61,6 @@ class Ignored:
     """The .gitignore files from the top of a repository down. They are read when first needed."""
 
     def __init__(self, sandbox: PathSandbox, top: str, base: str) -> None:
-        """Take the repository whose top is `top`, for paths relative to its directory `base`."""
         self._sandbox = sandbox
         self._top = top
         self._base = "" if base == top else f"{Path(base).relative_to(top)}/"
@@ -69,8 +68,7 @@ class Ignored:
 
     @classmethod
     def around(cls, sandbox: PathSandbox, base: str) -> Ignored | None:
-        """That of the repository which a directory is in; None: there is none inside the sandbox,
-        or it ignores the whole directory."""
+        """The ignored files of the repository around a directory; None if the sandbox has none."""
         for top in (Path(base), *Path(base).parents):
             if not _is_inside(sandbox, str(top)):
                 return None
@@ -196,7 +194,6 @@ def _entries_of(
 
 
 def _scan(walk: _Walk, folder: str, listing: DirectoryListing) -> dict[str, _Kind]:
-    """The names in a directory, and the kind of each."""
     trio.from_thread.check_cancelled()
     found: dict[str, _Kind] = {}
     try:
@@ -253,11 +250,9 @@ class HostFiles(FileStore):
         return self._sandbox.folder(self._cwd)
 
     def resolve(self, path: str) -> str:
-        """The real path of `path`."""
         return self._sandbox.resolve(path, self._begin)
 
     def status(self, path: str) -> FileStatus | None:
-        """What is at a path; None: nothing."""
         real = self.resolve(path)
         try:
             status = self._sandbox.status(real)
@@ -270,7 +265,6 @@ class HostFiles(FileStore):
         return FileStatus("file" if stat.S_ISREG(status.st_mode) else "other", status.st_size)
 
     def open(self, path: str) -> BufferedReader:
-        """Open a regular file for reading."""
         real = self.resolve(path)
         try:
             return open(self._sandbox.open_file(real), "rb")
@@ -288,7 +282,6 @@ class HostFiles(FileStore):
             raise _failed("failed to write file", path, error) from None
 
     def list(self, path: str, kinds: Kinds, max_depth: int) -> DirectoryListing:
-        """List a directory, and those below it."""
         real = self.resolve(path)
         if not os.path.isdir(real):
             raise ToolFileError(f"path does not exist or is not a directory: {path}")

@@ -80,7 +80,6 @@ class IsolateFiles(FileStore):
         return posixpath.join(self._cwd, path)
 
     def status(self, path: str) -> FileStatus | None:
-        """What is at a path; None: nothing."""
         output = self._run(_STATUS, self.resolve(path), max_output=_MAX_ANSWER)
         match output.text.split():
             case ["none", _]:
@@ -97,7 +96,6 @@ class IsolateFiles(FileStore):
         return io.BufferedReader(io.BytesIO(output.data))
 
     def write(self, path: str, data: bytes) -> None:
-        """Make or replace a file."""
         output = self._run(
             _WRITE, self.resolve(path), str(len(data)), max_output=_MAX_ANSWER, stdin=data
         )
@@ -105,7 +103,6 @@ class IsolateFiles(FileStore):
             raise ToolFileError(f"failed to write file: {path} ({_reason(output)})")
 
     def list(self, path: str, kinds: Kinds, max_depth: int) -> DirectoryListing:
-        """List a directory, and those below it."""
         base = self.resolve(path)
         status = self.status(base)
         if status is None or status.kind != "dir":

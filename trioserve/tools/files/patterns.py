@@ -112,7 +112,6 @@ class Filter:
         self._exclude = Glob(exclude) if exclude else None
 
     def has(self, path: str) -> bool:
-        """Whether a path is searched."""
         if self._include is not None and not self._include.matches(path):
             return False
         return self._exclude is None or not self._exclude.matches(path)
@@ -147,7 +146,6 @@ def _compile(pattern: str, options: re2.Options, complaint: str, *, flags: str) 
 
 
 def _expression_of(glob: str) -> str:
-    """The regular expression of a glob."""
     parts = []
     place = 0
     while place < len(glob):

@@ -261,11 +261,7 @@ class _Messages:
         self._searched = 0
 
     async def next(self) -> bytes | None:
-        """The next one; None: there is none.
-
-        Raises:
-            _RefusedError: the server sends too much.
-        """
+        """The next one; None at the end. Raises _RefusedError: the server sends too much."""
         while (message := self._taken()) is None:
             self._check()
             await self._limits.pieces.step()
@@ -303,7 +299,6 @@ class _Messages:
             raise _RefusedError(f"its answers together have more than {_MAX_INCOMPLETE:,} bytes")
 
     async def aclose(self) -> None:
-        """Close the HTTP response."""
         self._take(len(self._buffer))
         await self._response.aclose()
 

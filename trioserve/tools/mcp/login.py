@@ -172,16 +172,11 @@ class _WayBack:
         await trio.serve_listeners(self._answer, [self._listener])
 
     async def show(self, url: str) -> None:
-        """Show the page to the person."""
         self._state = parse_qs(urlsplit(url).query).get("state", [""])[0]
         await self._show(url)
 
     async def result(self) -> AuthorizationCodeResult:
-        """Wait for the code. Requests without the right state get a 404.
-
-        Raises:
-            OAuthFlowError: the person or the server has refused.
-        """
+        """Wait for the code; the right state is required. Raises OAuthFlowError: it was refused."""
         found = await anext(self._found)
         if "code" not in found:
             raise OAuthFlowError(f"it was refused ({found.get('error', 'no code came back'):.200})")

@@ -39,7 +39,6 @@ class Outbox(Feed[tuple[SessionMessage, bytes]]):
         self.put((item, data))
 
     async def aclose(self) -> None:
-        """Nothing more is sent after what is here."""
         self.end()
 
     async def __aenter__(self) -> Outbox:

@@ -53,7 +53,6 @@ class _Call:
     n_left: int = _MAX_QUESTIONS
 
     def take(self) -> bool:
-        """Count a question. Returns whether there may be one more."""
         self.n_left -= 1
         return self.n_left >= 0
 
@@ -139,7 +138,6 @@ class Questions:
         return mcp_types.CreateMessageResult(role="assistant", content=content, model=model)
 
     async def roots(self, context: ClientRequestContext) -> mcp_types.ListRootsResult:
-        """List the folders."""
         return mcp_types.ListRootsResult(roots=self._roots)
 
     @property

@@ -114,11 +114,7 @@ class McpServer:
         raise AssertionError("the second attempt returns or raises")
 
     async def _running(self) -> _Connection:
-        """The connection to the server, which is started if it does not run.
-
-        Raises:
-            ToolServerError: it cannot be started.
-        """
+        """The connection, which is started if there is none. Raises ToolServerError."""
         while True:
             run = self._run
             if run is None or run.is_over():
@@ -150,7 +146,6 @@ class McpServer:
                 nursery.start_soon(run.watch, self.entry.timeout)
 
     async def _relist(self, run: _Connection, session: McpSession) -> None:
-        """List the tools whenever they have changed."""
         while True:
             await run.has_other_tools.wait()
             start = trio.current_time()
@@ -187,19 +182,16 @@ class _Connection:
         return self.ended.is_set() or self.scope.cancel_called
 
     def start(self, session: McpSession) -> None:
-        """Store the session of a server that has answered."""
         self.session = session
         self._set_deadline()
         self.started.set()
 
     def stop(self, problem: str) -> None:
-        """The server cannot be used any longer."""
         if not self.scope.cancel_called:
             self.problem = problem
             self.scope.cancel()
 
     def end(self) -> None:
-        """The server has ended, or was never there."""
         self._may_start_again_at = trio.current_time() + COOLDOWN_SECONDS
         self.ended.set()
         self.started.set()
@@ -228,10 +220,7 @@ class _Connection:
         return not self.is_over()
 
     async def watch(self, patience: float) -> None:
-        """Stop the server when a call was given up and it does not answer.
-
-        If it has other calls, it may be busy with one of them, and is given some seconds.
-        """
+        """Stop a server that is silent after a call was given up; a busy one gets some seconds."""
         while True:
             await self._in_doubt.wait_value(True)
             since = trio.current_time()

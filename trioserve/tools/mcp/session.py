@@ -222,7 +222,6 @@ class McpSession:
         raise ToolTimeoutError(f"it has no answer after {self._timeout:g} s")
 
     async def is_responsive(self) -> bool:
-        """Whether it answers at all."""
         with trio.move_on_after(PING_SECONDS):
             try:
                 await self._client.send_ping()

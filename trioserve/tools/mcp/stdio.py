@@ -109,11 +109,7 @@ class _Server:
         self._intake = Intake()
 
     async def read(self, says: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
-        """Pass on the messages that the server writes.
-
-        Raises:
-            ToolServerError: it has ended, or wrote too much.
-        """
+        """Pass on the messages. Raises ToolServerError: the server has ended, or wrote too much."""
         assert self._process.stdout is not None
         lines = LineReader(self._process.stdout, MAX_MESSAGE)
         while True:
@@ -136,7 +132,6 @@ class _Server:
                 return  # the session ends, while the server still speaks
 
     async def read_log(self) -> None:
-        """Log its standard error, and keep the end of it."""
         assert self._process.stderr is not None
         pace = Pace(_LOG_BYTES_PER_SECOND)
         try:

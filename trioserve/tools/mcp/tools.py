@@ -113,7 +113,6 @@ class McpServers(ToolSource):
                 await event.wait()
 
     def abilities(self) -> list[str]:
-        """What they may do, in sentences for the log."""
         if not self._tools:
             return []
         names = ", ".join(self._tools)

@@ -209,7 +209,6 @@ class SearchClient:
         return await offload(lambda: self._read(data, scope), len(data), _SHORT)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._pool.aclose()
 
     async def _answer(self, asked: _Request) -> bytes:

@@ -92,7 +92,6 @@ class PageReader:
         return page
 
     async def aclose(self) -> None:
-        """End the processes that read pages."""
         await self._pages.aclose()
         if self._pdfs is not None:
             await self._pdfs.aclose()

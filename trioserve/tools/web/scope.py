@@ -45,7 +45,6 @@ class Domain:
         return cls(target.host, slash + path or "/")
 
     def has(self, target: Target) -> bool:
-        """True if an address is below it."""
         if f".{target.host}".endswith(f".{self.host}"):
             path = unquote(self.path).replace("[", "[[]").replace("?", "[?]")
             return fnmatchcase(_as_read(target.path), f"{path}*")
@@ -100,7 +99,6 @@ class WebScope:
     max_chars: int | None = None
 
     def allows(self, url: str) -> bool:
-        """True if an address may be shown."""
         try:
             self.check(parse_url(url))
         except FetchError:

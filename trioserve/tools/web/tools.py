@@ -74,7 +74,6 @@ class WebTool(Tool):
         return attrs.evolve(self.base, description=told)
 
     def within(self, scope: WebScope) -> Self:
-        """The same tool for a request."""
         return attrs.evolve(self, scope=scope)
 
     async def call(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
@@ -196,7 +195,6 @@ class WebTools(ToolSource):
     _where: str
 
     def abilities(self) -> list[str]:
-        """The permissions of the tools, in sentences for the log."""
         sentences = {
             SEARCH: f"The model and clients may search the web, at {self._where}.",
             FETCH: "The model and clients may read pages of the web.",
