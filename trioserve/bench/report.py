@@ -1,4 +1,4 @@
-"""What measurements show: lines of a table, JSON, CSV, and a picture."""
+"""Reports of measurements: lines of a table, JSON, CSV, and a picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trioserve.bench import plot
 from trioserve.bench.speed import Sample, Workload
 from trioserve.bench.stats import Spread, ratio_of, spread
 
-#: What a table shows, with the widths of its columns. The last ones are right-aligned.
+#: The columns of a table, with their widths. The last ones are right-aligned.
 _COLUMNS = (
     ("test", 16), ("clients", 7), ("server", 20), ("t/s", 27),
     ("TTFT, ms", 9), ("ITL p50, ms", 11), ("p99, ms", 8), ("ratio", 17),
@@ -53,7 +53,7 @@ class Result:
         return None if found is None else found.median
 
     def notes(self) -> list[str]:
-        """What has to be known of the samples, once each."""
+        """Figures of the samples, each computed once."""
         every = ((name, one) for name, samples in self.samples.items() for one in samples)
         return list(dict.fromkeys(f"{name}: {note}" for name, one in every for note in one.notes))
 

@@ -36,7 +36,7 @@ _HOPELESS = 0.9
 
 @attrs.frozen
 class Factor:
-    """What is tried, with its options in addition to the default, such as ``("-fa", "off")``."""
+    """A trial, with its options in addition to the default, such as ``("-fa", "off")``."""
 
     name: str
     options: tuple[Flags, ...]
@@ -78,7 +78,7 @@ def ratio(speeds: Speeds, base: Speeds) -> float:
 
 
 def noise_of(runs: Sequence[Speeds]) -> float:
-    """How much the same flags differ from one run to another, as a share."""
+    """The difference between runs with the same flags, as a share."""
     return max((abs(math.log(ratio(a, b))) for a in runs for b in runs), default=0.0)
 
 

@@ -128,7 +128,7 @@ def cache_notes(test: Workload, answers: Sequence[Answer]) -> list[str]:
 
 
 def n_computed(test: Workload, answer: Answer) -> int:
-    """How many tokens of a prompt were computed, not found in the cache."""
+    """The number of tokens of a prompt that were computed, not found in the cache."""
     cached = test.depth if answer.n_cached is None else answer.n_cached
     return max(0, answer.n_prompt - cached)
 

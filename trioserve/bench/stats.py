@@ -11,7 +11,7 @@ import numpy as np
 
 
 def percentile(values: Iterable[float], share: float) -> float:
-    """Return the value below which that share lies, interpolated; NaN when there is none."""
+    """Return the value below which that share lies, interpolated; NaN without values."""
     given = list(values)
     return float(np.quantile(given, share)) if given else math.nan
 

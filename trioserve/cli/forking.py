@@ -17,10 +17,10 @@ from trioserve.children.zygote import CAN_FORK, fork_zygote, wait_for_orders
 from trioserve.cli.memory import uncollected
 from trioserve.cli.systemd import take_sockets
 
-#: What a router imports in any case, and shares with the processes of models.
+#: Modules that a router imports in any case, and shares with the processes of models.
 _SHARED = ("hypercorn.trio", "hypercorn.utils", "trioserve.api.router.service", "trioserve.app")
 
-#: What a server imports only when it needs it: a first request should not have to wait for that.
+#: Modules that a server imports when it needs them: a first request should not wait for that.
 _OF_MODELS = (
     "trioserve.llama.backend",
     "trioserve.llama.devices",

@@ -112,7 +112,7 @@ def value_name(flag: Flag) -> str:
 
 
 def default_text(flag: Flag) -> str:
-    """The default as a user would type it; empty if there is none."""
+    """The default as a user would type it; or an empty text."""
     value = flag.default
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from trioserve.mcp_server.models import ModelSource
 
-#: Where clients find the server, after ``--api-prefix``.
+#: The path of the server, after ``--api-prefix``.
 PATH = "/mcp"
 
 #: Sessions at the same time. The SDK ends one after 30 minutes without a request.
@@ -113,7 +113,7 @@ class _Sessions(StreamableHTTPSessionManager):
 
 
 class _Head(msgspec.Struct):
-    """What a message is for. Nothing else of it is kept."""
+    """The fields of a message that are read."""
 
     method: str = ""
 
@@ -124,7 +124,7 @@ class McpApp:
     def __init__(self, manager: StreamableHTTPSessionManager, config: Config, keys: Keys) -> None:
         tcp.install()
         self.extensions = {NAME: Connections(config)}  # `tcp` looks for it
-        #: What requests may hold in bodies and their values.
+        #: Memory for the bodies of requests and their values.
         self.memory = MemoryBudget.of(config)
         self._manager = manager
         self._config = config

@@ -1,4 +1,4 @@
-"""What commands write to a terminal: text, colors, and nothing else that the terminal obeys.
+"""Text for a terminal, with colors, and without other control characters.
 
 Models, servers and files write much of it. An escape sequence in an answer could change the
 clipboard, or what earlier lines say.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _log = get_logger("trioserve")
 
-#: What systemd expects beside the text of a state.
+#: Notifications for systemd beside the text of a state.
 _VARIABLES = {Ready: {"READY": "1"}, Draining: {"STOPPING": "1"}}
 
 #: Seconds between two reports of the progress.

@@ -1,4 +1,4 @@
-"""What systemd passes to a service: sockets that it has opened, and a socket for notifications.
+"""Sockets that systemd passes to a service: those it has opened, and one for notifications.
 
 The protocols are those of ``sd_listen_fds(3)`` and ``sd_notify(3)``.
 """

@@ -1,4 +1,4 @@
-"""What the fields of a `Config` may hold, beyond a type, choices and bounds.
+"""Checks of the fields of a `Config`, beyond a type, choices and bounds.
 
 A check of one field, or of each text in it, gets the value and the name of the field. Others look
 at several fields. All raise `ConfigError`.

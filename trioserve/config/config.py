@@ -728,7 +728,7 @@ class Config:
 
     @property
     def has_several_keys(self) -> bool:
-        """Whether there are several API keys, or may be, as in a file."""
+        """There are several API keys, or may be, as in a file."""
         return len(self.api_keys) > 1 or self.keys_file is not None
 
     @property
@@ -769,7 +769,7 @@ class Config:
 
     @property
     def serves_embeddings(self) -> bool:
-        """Whether the server computes embeddings or rankings, and no text."""
+        """The server computes embeddings or rankings, and no text."""
         return self.embeddings or self.reranking
 
     @property
@@ -806,7 +806,7 @@ class Config:
 
     @property
     def has_mcp_proxy(self) -> bool:
-        """Whether web pages may reach MCP servers through this one."""
+        """Web pages may reach MCP servers through this one."""
         return self.ui_mcp_proxy or self.agent
 
     def mcp_servers(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ EXTRAS = {
 
 
 def has_extra(name: str) -> bool:
-    """Whether all modules of an extra can be imported. Does not import them."""
+    """Find all modules of an extra, without importing them."""
     return all(map(_is_installed, EXTRAS[name]))
 
 

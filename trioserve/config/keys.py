@@ -36,7 +36,7 @@ from trioserve.errors import ConfigError, PermissionDeniedError
 MAX_PRIORITY = 100
 _MAX_NUMBER = 2**53
 
-#: What a key in the file may be called: it stands in logs and metrics, and needs no quotes in TOML.
+#: The names that keys may have: they stand in logs and metrics, and need no quotes in TOML.
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 #: The names of the keys of ``--api-key``.
@@ -151,7 +151,7 @@ def _read_key(name: str, table: Any, place: _Place) -> Key:
             raise place.error(field, f"is unknown{hint}")
         attribute, is_valid, expected = _FIELDS[field]
         if not is_valid(value):
-            # What is meant to be a hash may be the key itself.
+            # The text in place of a hash may be the key itself.
             shown = "" if field == "hash" else f", not {value!r:.80}"
             raise place.error(field, f"must be {expected}{shown}")
         values[attribute] = value

@@ -80,7 +80,7 @@ class Sink:
                 self._tell()
 
     def flush(self) -> None:
-        """Do nothing: there is no buffer."""
+        """Do nothing: no line is buffered."""
 
     def _write(self, text: str) -> None:
         if self._raw is None:

@@ -141,7 +141,7 @@ def note(flag: str, source: str, kind: str) -> str:
     )
 
 
-#: What all names of one kind share, and what therefore makes no two of them alike.
+#: Words that all names of one kind share, and that therefore make no two of them alike.
 _PREFIX = re.compile("LLAMA_ARG_|TRIOSERVE_|--?")
 
 #: The similarity from which one name may be a slip of another; 1.0: they are the same.

@@ -1,4 +1,4 @@
-"""What the server runs for a model: built-in tools, MCP servers, and functions of a program.
+"""Tools that the server runs for a model: built-in ones, MCP servers, and functions of a program.
 
 A `Tool` has a name, a description and parameters, and is called with arguments. `registry` has
 all that a configuration allows. `builtin` reads and writes files and runs commands, here or in a

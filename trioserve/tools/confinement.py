@@ -1,4 +1,4 @@
-"""What the kernel takes from a command: Landlock, the rights of root that it leaves, system calls.
+"""Confinement of a command by the kernel: Landlock, the rights of root, system calls.
 
 Landlock is a sandbox that a process puts around itself and all that it starts. It does not keep a
 command from changing the modes, owners and times of files outside of it, and root may change those

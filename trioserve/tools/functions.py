@@ -124,7 +124,7 @@ class _FunctionTool(Tool):
 
 
 def _called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a call of it runs: of an object, its method; of a partial, the function."""
+    """The function that a call of it runs: of an object, its method; of a partial, the function."""
     function = inspect.unwrap(function)
     while isinstance(function, functools.partial):
         function = function.func
@@ -134,7 +134,7 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call of a function, or of an object like one, has to be awaited."""
+    """A call of this function, or of an object like one, has to be awaited."""
     return any(map(inspect.iscoroutinefunction, (function, _called(function))))
 
 

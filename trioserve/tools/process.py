@@ -30,7 +30,7 @@ from trioserve.errors import ToolRuntimeError
 from trioserve.tools import confinement
 from trioserve.tools.supervisor import FOLDER_LEFT
 
-#: Where systems have programs, libraries and settings. What a user has is not there.
+#: The folders of programs, libraries and settings. They hold nothing of a user.
 _SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store",
     "/gnu/store", "/snap", "/proc", "/sys", "/var/lib/dpkg",
@@ -60,7 +60,7 @@ MAX_LOST = 64 * 2**20
 
 @attrs.frozen(kw_only=True)
 class CommandLimits:
-    """What a program and all that it starts may use. Beyond, it is ended."""
+    """Limits of a program and all that it starts. Beyond, it is ended."""
 
     #: Processes at the same time.
     processes: int = 64
@@ -86,7 +86,7 @@ class CommandLimits:
 
 @attrs.frozen
 class CommandSandbox:
-    """What a program may open: the folders of tools to read and write, those of the system to read.
+    """The folders that a program may open: those of tools for writing, those of the system not.
 
     The kernel keeps to it (Landlock), for all that the program starts, too. It cannot signal
     processes outside, nor look into them. Sockets are not confined. Where the kernel has no
@@ -113,7 +113,7 @@ class CommandSandbox:
 
 @cache
 def has_landlock() -> bool:
-    """Whether the kernel keeps programs to a sandbox."""
+    """The kernel keeps programs to a sandbox."""
     return confinement.version() > 0
 
 
@@ -168,7 +168,7 @@ class Process:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended, with all that it had started."""
+        """It has ended, with all that it had started."""
         return self._supervisor.poll() is not None
 
     async def wait(self) -> int:
@@ -318,16 +318,16 @@ async def _start_supervisor(stdin: bool, stderr: Literal["pipe", "stdout"]) -> P
 
 @attrs.frozen(kw_only=True)
 class CommandOutput:
-    """How a program has ended, and its output."""
+    """The end of a program, and its output."""
 
-    #: What it wrote to standard output, up to the limit.
+    #: Its standard output, up to the limit.
     data: bytes
-    #: What it wrote to standard error, unless that went to standard output.
+    #: Its standard error, unless that went to standard output.
     errors: bytes = b""
     #: As a shell has it: 128 and the number of the signal, if a signal has ended it.
     exit_code: int = 0
     timed_out: bool = False
-    #: Whether it wrote more than `data` has.
+    #: It wrote more than `data` has.
     truncated: bool = False
     #: The limit that it exceeded, if it was killed for that: "processes", "memory" or "output".
     limit_reached: str = ""
@@ -399,7 +399,7 @@ async def _talk(process: Process, stdin: bytes | str | None, kept: _Kept, errors
 
 
 class _Kept:
-    """What a program has written, up to a limit."""
+    """The output of a program, up to a limit."""
 
     def __init__(self, limit: int, on_output: Callable[[str], None] | None) -> None:
         self.data = bytearray()

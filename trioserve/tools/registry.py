@@ -39,7 +39,7 @@ class ToolRegistry:
         """Find a tool; if required, one that reports its output while it runs.
 
         Raises:
-            UnknownToolError: there is none of this name, or it does not stream.
+            UnknownToolError: no tool has this name, or it does not stream.
         """
         found = (source.tools[name] for source in self._sources if name in source.tools)
         tool = next(found, None)
@@ -62,7 +62,7 @@ class ToolRegistry:
             raise InvalidRequestError(error.message, param="runtime") from None
 
     def abilities(self) -> list[str]:
-        """What the server may now do, in sentences for the log. Empty without tools."""
+        """Sentences for the log about what the server may now do. Empty without tools."""
         return [sentence for source in self._sources for sentence in source.abilities()]
 
 

@@ -1,4 +1,4 @@
-"""Where the built-in tools run: on this machine, in a container, or on another host.
+"""The place where the built-in tools run: this machine, in a container, or on another host.
 
 A `Runtime` runs commands, and has a `FileStore` for the tools that read and write files. `Host` is
 this machine, inside a sandbox. An `Isolate` is reached by a program such as ``docker`` or ``ssh``.
@@ -76,7 +76,7 @@ exit "$code"
 _log = logging.getLogger(__name__)
 ENGINES = ("docker", "podman")
 
-#: What begins with ``-`` would be an option.
+#: A text that begins with ``-`` would be an option.
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9./:@_-]*")
 
@@ -85,7 +85,7 @@ _PATIENCE = 300.0
 _READY = b"ready"
 _MAX_WORDS = 2000
 
-#: What begins with ``-`` would be an option.
+#: A text that begins with ``-`` would be an option.
 _TARGET = re.compile(r"[A-Za-z0-9._@][A-Za-z0-9._@-]*")
 
 #: No person answers a question, so keys must do, and the host must be known.
@@ -120,7 +120,7 @@ class Runtime(ABC):
     async def command(
         self, argv: Sequence[str], cwd: str | None
     ) -> tuple[Sequence[str], Mapping[str, Any]]:
-        """What runs a program there, and the options of `trioserve.tools.process.run` for that."""
+        """The command that runs a program there, and options for `trioserve.tools.process.run`."""
 
     async def run(
         self,
@@ -227,7 +227,7 @@ class Isolate(Runtime):
 
 
 def _in_container(engine: str, id_: str) -> Isolate:
-    """A container that runs already. Raises ToolRuntimeError: this is no id."""
+    """A container that runs already. Raises ToolRuntimeError: its id is invalid."""
     if not _ID.fullmatch(id_):
         raise ToolRuntimeError(f"invalid container id: {id_}")
 
@@ -270,7 +270,7 @@ class OwnContainer:
         self._stack = AsyncExitStack()
 
     async def reach(self, command: Sequence[str]) -> list[str]:
-        """What runs a command there, once it runs.
+        """The command that runs another one there, once it runs.
 
         Raises:
             ToolRuntimeError: it cannot be started.
@@ -331,16 +331,16 @@ class Runtimes:
     """The place that a configuration names, and others that clients may name."""
 
     default: Runtime
-    #: What the configuration calls it; None: this machine.
+    #: Its name in the configuration; None: this machine.
     default_name: str | None
-    #: Whether clients may name others. They must not get out of a sandbox, or of a container.
+    #: Clients may name others. They must not get out of a sandbox, or of a container.
     is_free: bool
 
     def find(self, name: str | None) -> Runtime:
         """The place of this name; None: that of the configuration.
 
         Raises:
-            ToolRuntimeError: there is none, or clients may not use it.
+            ToolRuntimeError: it does not exist, or clients may not use it.
         """
         if name is None or name == self.default_name:
             return self.default

@@ -38,7 +38,7 @@ class PathSandbox:
 
     @property
     def home(self) -> str:
-        """Where relative paths begin by default: the current directory if it is inside."""
+        """The default beginning of relative paths: the current directory if it is inside."""
         try:
             here = os.getcwd()
         except FileNotFoundError:  # it was removed
@@ -49,7 +49,7 @@ class PathSandbox:
         """The real path of `path`, which need not exist. It begins in `cwd`.
 
         Raises:
-            ToolFileError: it is outside, or this is no path.
+            ToolFileError: it is outside, or no valid path.
         """
         _check_path(path)
         if path == "~" or path.startswith("~/"):
@@ -114,7 +114,7 @@ class PathSandbox:
             yield folder, os.path.basename(real)
 
     def status(self, real: str) -> os.stat_result:
-        """What is at a path that `resolve` gave.
+        """The entry at a path that `resolve` gave.
 
         Raises:
             OSError: nothing, or one of its names has become a link.

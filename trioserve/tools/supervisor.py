@@ -261,7 +261,7 @@ class CommandSupervisor:
         self._n_looks += 1
         if self._n_looks % _LOOKS == 0:
             self._queued = _queued(pids)
-        # What a fork shares with its parent is counted once only by the second, which takes longer.
+        # Only the second, which takes longer, counts once what a fork shares with its parent.
         room = memory - self._queued
         if sum(map(_resident, pids)) > room and sum(map(_proportional, pids)) > room:
             return "memory"

@@ -15,13 +15,13 @@ from trioserve.errors import InvalidRequestError
 
 _T = TypeVar("_T")
 
-#: What models have no use for.
+#: Keywords that models have no use for.
 _NOISE = frozenset({"title", "default"})
 
-#: What msgspec says of text in the place of a list or an object.
+#: msgspec's error for text in the place of a list or an object.
 _WANTS_JSON = re.compile("Expected `(array|object)`, got `str`")
 
-#: Who runs a tool: "server", one that is built in; "mcp", an MCP server; "function", the program.
+#: The place of a tool: "server", a built-in one; "mcp", an MCP server; "function", the program.
 ToolKind = Literal["server", "mcp", "function"]
 
 
@@ -75,7 +75,7 @@ def read_arguments(type_: type[_T], arguments: Mapping[str, Any]) -> _T:
 
 
 def _unquoted(value: Any) -> Any:
-    """The list or the object whose JSON a text is; None: it is none."""
+    """The list or the object whose JSON a text is; None: no such JSON."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return None
     try:
@@ -98,7 +98,7 @@ def _param_of(message: str) -> str | None:
 
 @attrs.frozen(kw_only=True)
 class ToolInfo:
-    """What a tool is, for a model and for people."""
+    """The description of a tool, for a model and for people."""
 
     name: str
     description: str = ""
@@ -111,11 +111,11 @@ class ToolInfo:
     kind: ToolKind = "server"
     #: The name of the MCP server that has it.
     mcp_server: str = ""
-    #: Whether it may change something, so that a person is asked before.
+    #: It may change something, so that a person is asked before.
     writes: bool = False
-    #: Whether `ToolCallContext.cwd` matters to it.
+    #: `ToolCallContext.cwd` matters to it.
     uses_cwd: bool = False
-    #: Whether it reports its output while it runs.
+    #: It reports its output while it runs.
     streams: bool = False
     #: True if its results are from strangers: names of control tokens in them are broken up.
     untrusted: bool = False
@@ -137,7 +137,7 @@ class ToolCallContext:
 
     #: The folder that relative paths begin in; None: the tool's own.
     cwd: str | None = None
-    #: Where the tool runs, as in `Config.tools_runtime`; None: as configured.
+    #: The place where the tool runs, as in `Config.tools_runtime`; None: as configured.
     runtime: str | None = None
     #: The encoding of `read_file`: "base64", or empty for text.
     response_type: str = ""
@@ -178,7 +178,7 @@ class ToolResult:
     @classmethod
     def of_error(cls, message: str) -> Self:
         """The result of a call that has failed, in words for the model."""
-        # What a model has written may have halves of surrogate pairs, which no client can read.
+        # Text of a model may have halves of surrogate pairs, which no client can read.
         return cls({"error": message.encode("utf-8", "replace").decode()})
 
     @property
@@ -187,7 +187,7 @@ class ToolResult:
 
     @property
     def text(self) -> str:
-        """What the model is given as the content of the message with the result."""
+        """The content of the message with the result for the model."""
         text = self.answer.get("plain_text_response")
         return text if isinstance(text, str) else json.dumps(self.answer, ensure_ascii=False)
 
@@ -195,7 +195,7 @@ class ToolResult:
 class Tool(ABC):
     """Something that a model may call. May be called by several tasks at the same time."""
 
-    #: What it is. It does not change.
+    #: Its description, which does not change.
     info: ToolInfo
 
     @abstractmethod
@@ -223,14 +223,14 @@ class Tool(ABC):
 
 
 class ToolSource:
-    """Where tools come from. What is in `tools` may change, and so may `abilities`."""
+    """A source of tools. Its `tools` and `abilities` may change."""
 
     @property
     def tools(self) -> Mapping[str, Tool]:
         raise NotImplementedError
 
     def abilities(self) -> Sequence[str]:
-        """What a server with these tools may do, in sentences for the log."""
+        """Sentences for the log about what a server with these tools may do."""
         return ()
 
     async def listed(self) -> None:

@@ -176,7 +176,7 @@ def _opened(target: Path) -> FileIO:
 
 
 def _answered(target: Path, file: FileIO) -> dict[str, bool]:
-    """Which lines have answers, and good ones. Removes one that was cut off. Raises ConfigError."""
+    """The answered lines, and those without an error. Removes a partial one. Raises ConfigError."""
     found: dict[str, bool] = {}
     line = b""
     try:

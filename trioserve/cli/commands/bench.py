@@ -26,7 +26,7 @@ from trioserve.errors import ConfigError
 
 @attrs.define
 class Measured:
-    """What is known so far: the model of each server, and the results."""
+    """The model of each server, and the results so far."""
 
     models: dict[str, str] = attrs.field(factory=dict)
     results: list[report.Result] = attrs.field(factory=list)

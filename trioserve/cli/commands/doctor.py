@@ -219,7 +219,7 @@ def _cores(config: Config, *_others: object) -> Iterator[Finding]:
 
 
 def _throttling(*_others: object) -> Iterator[Finding]:
-    """What slows the cores down: the quota of a container, heat, and a mode that saves power."""
+    """Limits of the cores: the quota of a container, heat, and a mode that saves power."""
     if (share := _stopped_share()) is not None and share > _SOME:
         yield _warning("cores", f"the container's limit stops them in {share:.0%} of its periods",
                        "raise the limit of CPUs, or set --threads to it, rounded down")  # fmt: skip

@@ -34,7 +34,7 @@ _SEARCH = 0.85
 _OUTPUTS = (32, 512)
 _PROMPTS = (256, 2048)
 
-#: What is tried, by its field in the configuration.
+#: The trials, by their field in the configuration.
 _NAMES = {
     "threads": "threads",
     "kv_unified": "layout",
@@ -72,7 +72,7 @@ def drafts_of(config: Config) -> list[str]:
 def factors_of(
     config: Config, n_cores: int, n_threads: int, drafts: Sequence[str] = _NGRAMS
 ) -> list[Factor]:
-    """What is tried; flags that are given stay as they are.
+    """The trials; flags that are given stay as they are.
 
     Args:
         config: of the flags.

@@ -99,7 +99,7 @@ def _check(command: str) -> None:
 
 
 def _end_of(output: CommandOutput) -> str:
-    """How the command has ended, in llama-server's words."""
+    """The end of the command, in llama-server's words."""
     words = "\n[output truncated]" if output.truncated else ""
     words += f"\n[exit code: {output.exit_code}]"
     if output.timed_out:

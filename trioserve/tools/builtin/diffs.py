@@ -1,4 +1,4 @@
-"""What a tool changes in a file, as a unified diff for people. Takes bounded time and length."""
+"""The changes of a tool in a file, as a unified diff for people. Takes bounded time and length."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def unified_diff(path: str, old: str | None, new: str, most: int = MAX_DIFF) -> 
 
 
 def opaque_diff(path: str) -> str:
-    """What is shown for a file that is not text, or too large: that it changes."""
+    """The note that a file changes which is not text, or too large."""
     return f"Files a/{_label(path)} and b/{_label(path)} differ\n"
 
 
@@ -57,7 +57,7 @@ def _label(path: str) -> str:
 
 
 def _same_head(old: str, new: str) -> int:
-    """How many characters are the same at the beginning, without the lines that are shown."""
+    """The number of equal characters at the beginning, without the lines that are shown."""
     at = _largest(min(len(old), len(new)), lambda size: old[:size] == new[:size])
     for _ in range(_CONTEXT + 1):
         at = old.rfind("\n", 0, at)
@@ -101,7 +101,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _changes(old: list[str], new: list[str]) -> Iterator[_Change]:
-    """What is equal and what is not. Lines that are unique in both texts hold them together."""
+    """Equal and different parts. Lines that are unique in both texts hold them together."""
     at_old = at_new = n_pairs = 0
     for next_old, next_new in [*_anchors(old, new), (len(old), len(new))]:
         size = (next_old - at_old) * (next_new - at_new)
@@ -157,7 +157,7 @@ def _compare(old: list[str], new: list[str]) -> Sequence[_Change]:
 
 
 def _replace(old: list[str], new: list[str]) -> Sequence[_Change]:
-    """What is equal at the beginning and the end of two long texts; all else is replaced."""
+    """The equal beginning and end of two long texts; all else is replaced."""
     head = _n_common(zip(old, new, strict=False))
     tail = _n_common(zip(reversed(old[head:]), reversed(new[head:]), strict=False))
     end_old, end_new = len(old) - tail, len(new) - tail

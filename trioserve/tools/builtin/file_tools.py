@@ -53,7 +53,7 @@ _MAX_EDITED = 4 * 2**20
 _MAX_EDITS = 256
 _MAX_EDIT_SECONDS = 15.0
 
-#: What models write in place of a character that is on no keyboard: llama-server's, in which each
+#: Characters on keyboards that models write in place of others: llama-server's, each of which
 #: stands for one character. Other whitespace at the end of a line does not matter, either.
 _ALIKE = str.maketrans(
     dict.fromkeys("\u2018\u2019\u201a\u201b", "'")
@@ -261,7 +261,7 @@ def encoded(text: str, name: str) -> bytes:
     """The bytes of an argument.
 
     Raises:
-        ToolFileError: it has characters that are none.
+        ToolFileError: it has halves of surrogate pairs.
     """
     try:
         return text.encode()
@@ -431,7 +431,7 @@ class _Normal:
         return cls("\n".join(parts), lines, places)
 
     def find(self, wanted: str) -> tuple[int, int, int]:
-        """How often a piece like this is there, and where the first is in the text of `of`."""
+        """The number of pieces like this, and the place of the first in the text of `of`."""
         normal = _Normal.of(wanted).text
         count, begin = _found(self.text, normal) if normal else (0, 0)
         return count, self._place_of(begin), self._place_of(begin + len(normal))
@@ -442,7 +442,7 @@ class _Normal:
 
 
 def _found(text: str, wanted: str) -> tuple[int, int]:
-    """How often a piece is in a text, where it may overlap itself, and where the first one is."""
+    """The number of a piece in a text, where it may overlap itself, and the place of the first."""
     begin, count = text.find(wanted), text.count(wanted)
     if count == 1 and text.find(wanted, begin + 1) >= 0:
         count = 2

@@ -167,7 +167,7 @@ class _Search:
         self.truncated |= listing.truncated
 
     def may_go_on(self) -> bool:
-        """Whether there is time left. Raises Cancelled when the caller is cancelled."""
+        """Check that time is left. Raises Cancelled when the caller is cancelled."""
         trio.from_thread.check_cancelled()
         self.truncated = time.monotonic() >= self.deadline
         return not self.truncated

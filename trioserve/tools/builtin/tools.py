@@ -37,7 +37,7 @@ class BuiltinTools(ToolSource):
     tools: Mapping[str, Tool]
     sandbox: PathSandbox
     runtimes: Runtimes
-    #: What the configuration calls the place where they run; None: this machine.
+    #: The configured place where they run; None: this machine.
     runtime: str | None = None
 
     def check(self, context: ToolCallContext) -> None:

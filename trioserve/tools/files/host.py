@@ -78,11 +78,11 @@ class Ignored:
         return None
 
     def has(self, path: str, *, is_dir: bool) -> bool:
-        """Whether a path is ignored that no ignored directory is above."""
+        """Test a path that no ignored directory is above."""
         return self._has(f"{self._base}{path}/" if is_dir else self._base + path)
 
     def _has(self, path: str) -> bool:
-        """Whether a path from the top is ignored. The innermost file with a rule for it decides."""
+        """Test a path from the top. The innermost file with a rule for it decides."""
         folder = path.rstrip("/")
         while folder:
             folder = folder.rpartition("/")[0]
@@ -181,7 +181,7 @@ def _entries(walk: _Walk, listing: DirectoryListing) -> Iterator[DirectoryEntry]
 def _entries_of(
     walk: _Walk, folder: str, listing: DirectoryListing
 ) -> Iterator[tuple[DirectoryEntry, bool]]:
-    """What is in one directory, and whether to go through it as well."""
+    """The entries of one directory, and whether to go through each."""
     prefix = folder + "/" if folder else ""
     may_go_deeper = not walk.max_depth or prefix.count("/") + 1 < walk.max_depth
     for name, kind in sorted(_scan(walk, folder, listing).items()):

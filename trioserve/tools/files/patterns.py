@@ -55,11 +55,11 @@ class LinePattern:
         self._pattern = _compile(pattern, options, "invalid regex", flags="(?m)")
         self._step = min(_STEP // self._pattern.programsize, _MAX_STEP)
         self.max_line = _STEP // self._pattern.programsize
-        #: Whether a line was too long.
+        #: A line was too long.
         self.has_skipped = False
 
     def find(self, data: bytes, begin: int, may_go_on: Callable[[], bool]) -> int | None:
-        """Where the first match from `begin` on starts, which is the beginning of a line.
+        """The place of the first match from `begin` on, which is the beginning of a line.
 
         `may_go_on` is asked about once a second, and ends the search.
         """
@@ -94,7 +94,7 @@ class Glob:
         self._pattern = _compile(expression, _options(), "invalid glob pattern", flags="(?s)")
 
     def matches(self, path: str) -> bool:
-        """Whether it matches a path, relative to the directory that was listed."""
+        """Match it with a path, relative to the directory that was listed."""
         text = shown(path.rpartition("/")[2] if self._of_names else path)
         return self._pattern.fullmatch(text.encode()) is not None
 

@@ -11,13 +11,13 @@ import attrs
 
 from trioserve.tools.tool import ToolCallContext
 
-#: What a search lists: regular files, directories, or both.
+#: Entries that a search lists: regular files, directories, or both.
 Kinds = Literal["file", "dir", "all"]
 
 
 @attrs.frozen
 class FileStatus:
-    """What is at a path."""
+    """An entry of a directory."""
 
     kind: Literal["file", "dir", "other"]
     size: int
@@ -34,10 +34,10 @@ class DirectoryEntry:
 
 @attrs.define
 class DirectoryListing:
-    """What is in a directory and below, one after another."""
+    """The entries of a directory and below, one after another."""
 
     entries: Iterator[DirectoryEntry]
-    #: Whether something could not be listed, or there was no time for it; known at the end.
+    #: Something could not be listed, or there was no time for it; known at the end.
     truncated: bool = False
 
 
@@ -55,7 +55,7 @@ class FileStore(ABC):
 
     @abstractmethod
     def status(self, path: str) -> FileStatus | None:
-        """What is at a path; None: nothing."""
+        """The entry at a path; None: nothing."""
 
     @abstractmethod
     def open(self, path: str) -> BufferedReader:

@@ -56,7 +56,7 @@ class HttpEntry:
     url: str
     #: Added to every request.
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
-    #: Whether it speaks the older transport, with a stream of events and a second address.
+    #: It speaks the older transport, with a stream of events and a second address.
     is_sse: bool = False
     #: Seconds for a call.
     timeout: float = DEFAULT_TIMEOUT

@@ -51,7 +51,7 @@ _MAX_INCOMPLETE = 4 * MAX_MESSAGE
 _PIECES_PER_SECOND = 5000
 _STREAMS_PER_SECOND = 10
 
-#: What ends an event of a stream: an empty line.
+#: The end of an event of a stream: an empty line.
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n)){2}")
 
 _BEARER = "Bearer "
@@ -125,7 +125,7 @@ def _client(entry: HttpEntry, background: trio.Nursery) -> httpx2.AsyncClient:
             headers={**entry.headers, "Accept-Encoding": _PLAIN},
             timeout=httpx2.Timeout(_CONNECT_SECONDS, read=_SILENCE_SECONDS),
         )
-    except (ValueError, TypeError, httpx2.InvalidURL) as error:  # a header that is none, a proxy
+    except (ValueError, TypeError, httpx2.InvalidURL) as error:  # an invalid header, a proxy
         raise ToolServerError(f"no client for it can be made: {error}") from None
 
 
@@ -233,7 +233,7 @@ class _RefusedError(Exception):
 
 
 class _Limits:
-    """What all connections to a server may take together."""
+    """The limits that all connections to a server share."""
 
     def __init__(self) -> None:
         self.intake = Intake()

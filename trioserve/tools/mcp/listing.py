@@ -57,7 +57,7 @@ class Listing:
 
     @property
     def is_full(self) -> bool:
-        """Whether a further page makes no difference."""
+        """A further page makes no difference."""
         n_listed = len(self.tools) + len(self.problems)
         return (
             n_listed >= MAX_TOOLS

@@ -114,7 +114,7 @@ class McpServer:
         raise AssertionError("the second attempt returns or raises")
 
     async def _running(self) -> _Connection:
-        """The connection, which is started if there is none. Raises ToolServerError."""
+        """The connection, which is started if need be. Raises ToolServerError."""
         while True:
             run = self._run
             if run is None or run.is_over():
@@ -214,7 +214,7 @@ class _Connection:
                 self._in_doubt.value = True
 
     async def can_be_called(self) -> bool:
-        """Whether the server answers. Waits for that only if it has no other call to do."""
+        """The server answers. Waits for that only if it has no other call to do."""
         if self._n_calls == 0:
             await self._in_doubt.wait_value(False)
         return not self.is_over()

@@ -73,7 +73,7 @@ _REQUESTS_PER_SECOND = 100
 #: Parts of a result.
 _MAX_PARTS = 1000
 
-#: How often progress reports of a server restart the timeout of a call.
+#: Progress reports of a server that restart the timeout of a call.
 _MAX_EXTENSIONS = 20
 
 #: The SDK's errors for the end of a connection, and for a session that a server has forgotten.
@@ -351,7 +351,7 @@ def _mend_result(raw: dict[str, Any]) -> None:
 
 
 def _has_ended(error: MCPError) -> bool:
-    """Whether this is the SDK's error for an end: servers use its code for other errors, too."""
+    """Test for the SDK's error at an end: servers use its code for other errors, too."""
     return (error.code, error.message) in _ENDS
 
 
