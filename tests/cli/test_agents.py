@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 
-from trioserve.cli.agents import AGENTS, KEY_VARIABLE, Endpoint, Settings
+from trioserve.cli.agents import AGENTS, Endpoint, Settings
 
 ENDPOINT = Endpoint(
     url="http://127.0.0.1:8080", model="qwen3", context=65_536, sees_images=True, api_key="secret"
@@ -28,11 +28,10 @@ def after(settings: Settings, flag: str) -> str:
     return settings.arguments[settings.arguments.index(flag) + 1]
 
 
-def in_file(settings: Settings, flag: str) -> Any:
-    """What is in the JSON file that a flag names."""
-    path = Path(after(settings, flag))
-    assert path.parent == FOLDER
-    return json.loads(settings.files[path.name])
+def in_file(settings: Settings, path: str) -> Any:
+    """The JSON in a file that an argument or a variable names."""
+    assert Path(path).parent == FOLDER
+    return json.loads(settings.files[Path(path).name])
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -46,6 +45,7 @@ def test_an_agent_gets_the_address_the_model_and_the_key(name: str) -> None:
         assert any(str(size) in text for size in sizes)
     assert ENDPOINT.api_key in text
     assert not any("secret" in word for word in made.arguments), "other users see arguments"
+    assert all(f"{FOLDER}/{file}" in text for file in made.files)
 
 
 def test_an_answer_leaves_most_of_the_context_to_the_prompt() -> None:
@@ -67,7 +67,7 @@ def test_codex() -> None:
 
 def test_claude_code() -> None:
     made = settings("claude")
-    assert in_file(made, "--settings") == {"env": made.environ}
+    assert in_file(made, after(made, "--settings")) == {"env": made.environ}
     assert made.environ["ANTHROPIC_BASE_URL"] == ENDPOINT.url
     assert made.environ["ANTHROPIC_AUTH_TOKEN"] == "secret"
     models = {text for name, text in made.environ.items() if name.endswith("_MODEL")}
@@ -82,64 +82,39 @@ def test_opencode(sees: bool) -> None:
     provider, _, model = config["model"].partition("/")
     chosen = config["provider"][provider]
     assert chosen["options"]["baseURL"] == "http://h:1/v1"
-    assert chosen["options"]["apiKey"] == f"{{env:{KEY_VARIABLE}}}"
+    assert chosen["options"]["apiKey"] == "{env:TRIOSERVE_API_KEY}"
     described = chosen["models"][model]
     assert described["limit"] == {"context": 40_000, "output": 10_000}
     assert ("image" in described["modalities"]["input"]) is sees
 
 
-def test_qwen_code() -> None:
+def test_files_of_settings() -> None:
     made = settings("qwen")
-    assert after(made, "--model") == made.environ["OPENAI_MODEL"] == "qwen3"
-    assert made.environ["OPENAI_BASE_URL"] == "http://127.0.0.1:8080/v1"
-    path = Path(made.environ["QWEN_CODE_SYSTEM_DEFAULTS_PATH"])
-    defaults = json.loads(made.files[path.name])
+    defaults = in_file(made, made.environ["QWEN_CODE_SYSTEM_DEFAULTS_PATH"])
     assert defaults["model"]["generationConfig"]["contextWindowSize"] == 65_536
-    assert defaults["privacy"] == {"usageStatisticsEnabled": False}
+    made = settings("cline")
+    stored = in_file(made, made.environ["CLINE_PROVIDER_SETTINGS_PATH"])["providers"]
+    chosen = stored[after(made, "--provider")]["settings"]
+    assert (chosen["model"], chosen["contextWindow"]) == ("qwen3", 65_536)
+    made = settings("continue")
+    [model] = in_file(made, after(made, "--config"))["models"]
+    assert (model["model"], model["apiBase"]) == ("qwen3", "http://127.0.0.1:8080/v1")
+    assert "image_input" in model["capabilities"]
+    made = settings("aider")
+    metadata = in_file(made, after(made, "--model-metadata-file"))
+    assert metadata[after(made, "--model")]["max_input_tokens"] == 65_536
 
 
-def test_pi() -> None:
+def test_the_extension_of_pi_has_a_provider() -> None:
     made = settings("pi")
-    path = Path(after(made, "-e"))
-    name, provider = made.files[path.name].partition("registerProvider(")[2].split(", ", 1)
+    text = made.files[Path(after(made, "-e")).name]
+    name, provider = text.partition("registerProvider(")[2].split(", ", 1)
     described = json.loads(provider.rpartition(");")[0])
     assert after(made, "--provider") == json.loads(name)
-    assert described["baseUrl"] == "http://127.0.0.1:8080/v1"
     assert made.environ[described["apiKey"]] == "secret"
     [model] = described["models"]
     assert (model["id"], model["contextWindow"]) == ("qwen3", 65_536)
     assert model["input"] == ["text", "image"]
-
-
-def test_aider() -> None:
-    made = settings("aider")
-    model = after(made, "--model")
-    assert model == after(made, "--weak-model") == "openai/qwen3"
-    assert in_file(made, "--model-metadata-file")[model]["max_input_tokens"] == 65_536
-    assert made.environ["AIDER_OPENAI_API_BASE"] == "http://127.0.0.1:8080/v1"
-
-
-def test_gptme() -> None:
-    made = settings("gptme")
-    assert after(made, "--model") == "local/qwen3"
-    assert made.environ["OPENAI_BASE_URL"] == "http://127.0.0.1:8080/v1"
-    assert made.environ["GPTME_CONTEXT_LENGTH"] == "65536"
-
-
-def test_cline() -> None:
-    made = settings("cline")
-    path = Path(made.environ["CLINE_PROVIDER_SETTINGS_PATH"])
-    stored = json.loads(made.files[path.name])["providers"]
-    chosen = stored[after(made, "--provider")]["settings"]
-    assert (chosen["model"], chosen["contextWindow"]) == ("qwen3", 65_536)
-    assert chosen["baseUrl"] == "http://127.0.0.1:8080/v1"
-
-
-def test_continue() -> None:
-    [model] = in_file(settings("continue"), "--config")["models"]
-    assert (model["model"], model["apiBase"]) == ("qwen3", "http://127.0.0.1:8080/v1")
-    assert model["defaultCompletionOptions"]["contextLength"] == 65_536
-    assert "image_input" in model["capabilities"]
 
 
 def _told(**model: object) -> str:

@@ -14,8 +14,8 @@ import jsonschema
 import pytest
 
 from tests.support.http_server import serving_script
-from trioserve.cli.agents import Endpoint
-from trioserve.cli.configured import CONFIGURED, Settings
+from trioserve.cli.agents import CONFIGURED, Endpoint
+from trioserve.cli.configured import Settings
 from trioserve.cli.jsonc import Document
 from trioserve.cli.main import main
 from trioserve.errors import ConfigError

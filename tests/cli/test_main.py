@@ -1,4 +1,4 @@
-"""The command: what it says when it does not serve."""
+"""The command, when it does not serve."""
 
 from __future__ import annotations
 
@@ -20,15 +20,6 @@ pytestmark = pytest.mark.system
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert "llama-cpp-python 0." in capsys.readouterr().out
-
-
-def test_an_unknown_flag_is_one_sentence_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["--prot", "1"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err == "trioserve: --prot is not a flag of trioserve; did you mean --port?\n"
 
 
 def test_a_missing_model(tmp_path: Path) -> None:

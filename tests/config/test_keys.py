@@ -120,7 +120,7 @@ def test_any_file_is_read_or_refused(
         assert key.name == name and fields.keys() <= {*_READ, "hash"}
         assert 0 <= key.priority <= 100 and 0.001 <= key.weight <= 1000 and key.daily_tokens >= 0
         assert key.may_manage is fields.get("manage", False)
-        assert key.limits.tokens == fields.get("tokens-per-minute")
+        assert key.tokens == fields.get("tokens-per-minute")
 
 
 _READ = ("manage", "models", "requests-per-minute", "tokens-per-minute", "tokens-per-day",

@@ -7,12 +7,13 @@ import io
 import json
 import logging
 import os
+import re
 import select
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import structlog
@@ -34,32 +35,46 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
+def configured(stream: TextIO, **settings: Any) -> tuple[Any, logging.Logger]:
+    """Configure the log; gives a logger of ours, and one of a library."""
+    logs.configure(Config(**settings), stream)
+    return structlog.stdlib.get_logger("here"), logging.getLogger("library")
+
+
 def test_json_lines() -> None:
     stream = io.StringIO()
-    logs.configure(Config(), stream)
-    structlog.stdlib.get_logger("here").info("request ended", tokens=3)
+    ours, _ = configured(stream)
+    ours.info("request ended", tokens=3)
     (line,) = lines(stream)
     assert list(line) == ["timestamp", "level", "logger", "event", "tokens"]
-    assert line["timestamp"].endswith("Z")
-    del line["timestamp"]
+    assert line.pop("timestamp").endswith("Z")
     assert line == {"level": "info", "logger": "here", "event": "request ended", "tokens": 3}
 
 
-def test_pretty_lines_on_a_terminal() -> None:
-    stream = Terminal()
-    logs.configure(Config(), stream)
-    structlog.stdlib.get_logger("here").info("request ended", tokens=3)
-    assert "request ended" in stream.getvalue()
-    assert "\x1b[" in stream.getvalue()
-    assert not stream.getvalue().startswith("{")
+PLAIN = {"log_colors": "off", "log_prefix": False, "log_timestamps": False}
+
+
+@pytest.mark.parametrize(
+    ("stream", "settings", "form"),
+    [
+        (Terminal, {}, r".*\x1b\[.*request ended.*"),
+        (Terminal, {"log_format": "json"}, r"\{.*request ended.*\}"),
+        (Terminal, PLAIN, "request ended tokens=3"),
+        (io.StringIO, {"log_format": "pretty"}, r"[^\x1b{]*request ended[^\x1b]*"),
+        (io.StringIO, {"log_format": "pretty", "log_colors": "on"}, r".*\x1b\[.*"),
+    ],
+)
+def test_the_form_of_lines(stream: type[io.StringIO], settings: dict[str, Any], form: str) -> None:
+    ours, _ = configured(output := stream(), **settings)
+    ours.info("request ended", tokens=3)
+    assert re.fullmatch(form, output.getvalue().rstrip("\n"))
 
 
 def test_a_request_on_a_terminal_has_what_matters_and_no_control_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    stream = Terminal()
-    logs.configure(Config(log_timestamps=False), stream)
+    configured(stream := Terminal(), log_timestamps=False)
     log = structlog.stdlib.get_logger("trioserve.request")
     about = {"method": "POST", "client": "::1", "agent": "curl/8", "request_id": "r1"}
     tokens = {"prompt_tokens": 27, "cached_tokens": 26, "completion_tokens": 8, "task": 5}
@@ -74,60 +89,39 @@ def test_a_request_on_a_terminal_has_what_matters_and_no_control_characters(
     ]
 
 
-def test_the_form_can_be_forced() -> None:
-    stream = Terminal()
-    logs.configure(Config(log_format="json"), stream)
-    structlog.stdlib.get_logger("one").info("event")
-    assert lines(stream)
-    stream = io.StringIO()
-    logs.configure(Config(log_format="pretty"), stream)
-    structlog.stdlib.get_logger("two").info("event")
-    assert "\x1b[" not in stream.getvalue()
-    assert "event" in stream.getvalue()
-
-
-def test_what_is_below_the_level_is_not_written() -> None:
-    stream = io.StringIO()
-    logs.configure(Config(log_level="warning"), stream)
-    log = structlog.stdlib.get_logger("here")
-    log.info("no")
-    log.warning("yes")
-    logging.getLogger("library").info("no")
-    logging.getLogger("library").warning("yes")
-    assert [line["event"] for line in lines(stream)] == ["yes", "yes"]
+@pytest.mark.parametrize(("level", "events"), [("warning", ["yes", "yes"]), ("off", [])])
+def test_lines_below_the_level_are_not_written(level: str, events: list[str]) -> None:
+    ours, theirs = configured(stream := io.StringIO(), log_level=level)
+    for log in (ours, theirs):
+        log.info("no")
+        log.warning("yes")
+    assert [line["event"] for line in lines(stream)] == events
 
 
 def test_the_request_id_is_on_every_line() -> None:
-    stream = io.StringIO()
-    logs.configure(Config(), stream)
+    ours, theirs = configured(stream := io.StringIO())
     with structlog.contextvars.bound_contextvars(request_id="abc"):
-        structlog.stdlib.get_logger("here").info("one")
-        logging.getLogger("library").warning("two")
-    structlog.stdlib.get_logger("here").info("three")
+        ours.info("one")
+        theirs.warning("two")
+    ours.info("three")
     assert [line.get("request_id") for line in lines(stream)] == ["abc", "abc", None]
 
 
 def test_an_exception_has_its_traceback() -> None:
-    stream = io.StringIO()
-    logs.configure(Config(), stream)
+    ours, theirs = configured(stream := io.StringIO())
     try:
         raise ValueError("boom")
     except ValueError:
-        structlog.stdlib.get_logger("here").exception("bad")
-        logging.getLogger("library").exception("worse %d", 1)
-    ours, theirs = lines(stream)
-    assert ours["event"] == "bad"
-    assert "ValueError: boom" in ours["exception"]
-    assert theirs["event"] == "worse 1"
-    assert "ValueError: boom" in theirs["exception"]
+        ours.exception("bad")
+        theirs.exception("worse %d", 1)
+    written = lines(stream)
+    assert [line["event"] for line in written] == ["bad", "worse 1"]
+    assert all("ValueError: boom" in line["exception"] for line in written)
 
 
 def test_a_library_with_a_handler_of_its_own_is_not_written_twice() -> None:
-    stream = io.StringIO()
-    logs.configure(Config(), stream)
-    library = logging.getLogger("library.with.handler")
-    handler = logging.NullHandler()
-    library.addHandler(handler)
+    _, library = configured(stream := io.StringIO())
+    library.addHandler(handler := logging.NullHandler())
     try:
         library.warning("written by its own handler")
     finally:
@@ -136,10 +130,9 @@ def test_a_library_with_a_handler_of_its_own_is_not_written_twice() -> None:
 
 
 def test_configuring_again_replaces_the_handler() -> None:
-    first, second = io.StringIO(), io.StringIO()
-    logs.configure(Config(), first)
-    logs.configure(Config(), second)
-    logging.getLogger("library").warning("once")
+    configured(first := io.StringIO())
+    _, library = configured(second := io.StringIO())
+    library.warning("once")
     assert first.getvalue() == ""
     assert len(lines(second)) == 1
 
@@ -147,44 +140,23 @@ def test_configuring_again_replaces_the_handler() -> None:
 def test_a_log_file_gets_the_lines_as_json(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("before\n", encoding="utf-8")
-    stream = Terminal()
-    logs.configure(Config(log_file=str(path)), stream)
-    structlog.stdlib.get_logger("here").info("request ended", tokens=3)
-    logging.getLogger("a.library").warning("of old")
+    ours, library = configured(stream := Terminal(), log_file=str(path))
+    ours.info("request ended", tokens=3)
+    library.warning("of old")
     assert "request ended" in stream.getvalue()
     assert not stream.getvalue().startswith("{")
-    first, ours, theirs = path.read_text(encoding="utf-8").splitlines()
+    first, *written = path.read_text(encoding="utf-8").splitlines()
     assert first == "before"
-    assert json.loads(ours)["tokens"] == 3
-    assert json.loads(theirs)["event"] == "of old"
-    assert json.loads(theirs)["level"] == "warning"
-    logs.configure(Config(), stream)  # which closes the file
-    structlog.stdlib.get_logger("there").info("no more")
+    assert [json.loads(line)["level"] for line in written] == ["info", "warning"]
+    assert json.loads(written[0])["tokens"] == 3
+    ours, _ = configured(stream)  # which closes the file
+    ours.info("no more")
     assert len(path.read_text(encoding="utf-8").splitlines()) == 3
 
 
 def test_a_log_file_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the log file .*no/log cannot be opened: No such file"):
         logs.configure(Config(log_file=str(tmp_path / "no" / "log")))
-
-
-def test_colours_prefixes_and_times_can_be_left_out() -> None:
-    stream = Terminal()
-    logs.configure(Config(log_colors="off", log_prefix=False, log_timestamps=False), stream)
-    structlog.stdlib.get_logger("here").info("request ended", tokens=3)
-    assert stream.getvalue() == "request ended tokens=3\n"
-    stream = io.StringIO()
-    logs.configure(Config(log_colors="on", log_format="pretty"), stream)
-    structlog.stdlib.get_logger("here").info("request ended")
-    assert "\x1b[" in stream.getvalue()
-
-
-def test_no_log() -> None:
-    stream = io.StringIO()
-    logs.configure(Config(log_level="off"), stream)
-    structlog.stdlib.get_logger("here").error("request failed")
-    logging.getLogger("a.library").error("failed")
-    assert stream.getvalue() == ""
 
 
 @pytest.mark.system
@@ -229,14 +201,13 @@ class Disk(io.RawIOBase):
 
 
 def text_on(disk: Disk) -> io.TextIOWrapper:
-    """What standard error is: text on a buffer on a raw file."""
+    """Text on a buffer on a raw file, as standard error is."""
     return io.TextIOWrapper(io.BufferedWriter(disk), line_buffering=True)
 
 
 def test_lines_that_cannot_be_written_are_counted_and_told() -> None:
     disk = Disk()
-    logs.configure(Config(), text_on(disk))
-    ours, theirs = structlog.stdlib.get_logger("here"), logging.getLogger("library")
+    ours, theirs = configured(text_on(disk))
     for _ in range(2):
         ours.info("lost")
         theirs.warning("lost")
@@ -248,18 +219,14 @@ def test_lines_that_cannot_be_written_are_counted_and_told() -> None:
     torn, *lines = disk.written.decode().splitlines()
     assert len(torn) == 30
     events = [json.loads(line) for line in lines]
-    assert [line["event"] for line in events] == [
-        "written",
-        "5 log lines could not be written",
-        "again",
-    ]
+    lost = "5 log lines could not be written"
+    assert [line["event"] for line in events] == ["written", lost, "again"]
     assert events[1]["to"] == "standard error"
 
 
 def test_a_line_about_lost_lines_may_be_lost_too() -> None:
     disk = Disk()
-    logs.configure(Config(), text_on(disk))
-    ours = structlog.stdlib.get_logger("here")
+    ours, _ = configured(text_on(disk))
     ours.info("lost")
     disk.room = 10_000
     ours.info("x" * 9_800)  # leaves no room for the next one
@@ -269,21 +236,18 @@ def test_a_line_about_lost_lines_may_be_lost_too() -> None:
     assert "2 log lines could not be written" in disk.written.decode()
 
 
-def test_a_log_file_that_is_full_loses_its_lines_alone(tmp_path: Path) -> None:
-    stream = io.StringIO()
-    logs.configure(Config(log_file="/dev/full"), stream)
-    structlog.stdlib.get_logger("here").info("one")
-    logging.getLogger("library").warning("two")
+def test_a_log_file_that_is_full_loses_its_lines_alone() -> None:
+    ours, theirs = configured(stream := io.StringIO(), log_file="/dev/full")
+    ours.info("one")
+    theirs.warning("two")
     assert [line["event"] for line in lines(stream)] == ["one", "two"]
 
 
 def test_standard_error_that_was_closed() -> None:
-    stream = io.StringIO()
-    logs.configure(Config(), stream)
-    log = structlog.stdlib.get_logger("here")
+    ours, theirs = configured(stream := io.StringIO())
     stream.close()
-    log.info("lost")
-    logging.getLogger("library").warning("lost")
+    ours.info("lost")
+    theirs.warning("lost")
 
 
 @pytest.mark.skipif(not hasattr(select, "poll"), reason="this system cannot tell")
@@ -292,8 +256,7 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody(size: int) -> None:
     reader, writer = os.pipe()
     with open(reader, "rb", buffering=0) as reading, open(writer, "wb", buffering=size) as raw:
         writing = io.TextIOWrapper(raw, write_through=True)
-        logs.configure(Config(), writing)
-        log = structlog.stdlib.get_logger("here")
+        log, _ = configured(writing)
         for number in range(3000):  # of 100 bytes: more than a pipe holds
             log.info("event", number=number)
         log.info("x" * 10_000)
@@ -310,8 +273,7 @@ def test_a_pipe_that_nobody_reads_holds_up_nobody(size: int) -> None:
 
 @pytest.mark.parametrize("name", ["client", "mcp.client.streamable_http"])
 def test_an_mcp_server_cannot_fill_the_log_with_tracebacks(name: str) -> None:
-    stream = io.StringIO()
-    logs.configure(Config(), stream)
+    configured(stream := io.StringIO())
     try:
         raise ValueError("its message")
     except ValueError:

@@ -65,10 +65,7 @@ def test_flags_win_over_variables_and_variables_over_the_file(tmp_path: Path) ->
         ("port = 99999", ":1: port must be at most 65535, not 99999"),
         ("slots = 1", ":1: slots must be true or false, not 1"),
         ("no-slots = true", ":1: no-slots: write slots = true or slots = false instead"),
-        (
-            "docker-repo = 'x'",
-            ":1: docker-repo is a flag of llama-server that trioserve does not have",
-        ),
+        ("docker-repo = 'x'", ":1: docker-repo is a flag of llama-server that trioserve does not"),
         ("port = ", " is not valid TOML: Invalid value (at end of document)"),
         (f"port = {'9' * 5000}", " is not valid TOML: Exceeds the limit"),
         (f"port = {'[' * 5000}", " is not valid TOML: maximum recursion depth exceeded"),
@@ -90,3 +87,9 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
                                                               "directory")  # fmt: skip
     (tmp_path / "bytes").write_bytes(b"\xff")
     assert refused("--config", str(tmp_path / "bytes")).endswith("cannot be read: not UTF-8")
+
+
+def test_a_preset_in_a_file(tmp_path: Path) -> None:
+    text = "vision-gemma-4b-default = true\nport = 5\nvision-gemma-12b-default = false\n"
+    config = read("--config", written(tmp_path, text))
+    assert (config.hf_repo, config.port) == ("ggml-org/gemma-3-4b-it-qat-GGUF", 5)

@@ -1,26 +1,23 @@
-"""The coding agents that ``trioserve launch`` starts, and their settings to use a server.
+"""The programs that ``trioserve launch`` starts or configures, and their settings to use a server.
 
-The settings hold for one run: arguments, environment variables, and files in a temporary folder.
-They win over the configuration of the agent, which stays as it is.
+`agents.toml` has their settings. Those of an agent hold for one run: arguments, environment
+variables, and files in a temporary folder. They win over the configuration of the agent, which
+stays as it is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
+from typing import Any
 
 import attrs
-
-#: The variable that has the API key, for agents whose settings name a variable.
-KEY_VARIABLE = "TRIOSERVE_API_KEY"
+import msgspec
 
 #: The key of a server without keys: agents refuse to start without one.
 NO_KEY = "none"
-
-#: The name of the provider, in agents that have several.
-PROVIDER = "trioserve"
 
 #: Most tokens of an answer, for agents that must know; they leave as much of the context free.
 _MAX_ANSWER = 32_000
@@ -51,61 +48,93 @@ class Endpoint:
         return min(_MAX_ANSWER, self.context // 4)
 
     @property
-    def v1(self) -> str:
-        """The URL as clients of OpenAI have it."""
-        return f"{self.url}/v1"
-
-    @property
-    def inputs(self) -> list[str]:
-        return ["text", "image"] if self.sees_images else ["text"]
-
-    def described(self, **more: object) -> dict[str, object]:
-        """The model, in the form that several agents have."""
+    def fields(self) -> Mapping[str, Any]:
+        """The fields that templates name."""
         return {
-            "id": self.model,
-            "name": self.model,
-            "input": self.inputs,
-            "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
-            "contextWindow": self.context,
-            "maxTokens": self.max_answer,
-            **more,
+            **attrs.asdict(self),
+            "v1": f"{self.url}/v1",  # the URL as clients of OpenAI have it
+            "max_answer": self.max_answer,
+            "max_prompt": self.context - self.max_answer,
+            "inputs": ["text", *["image"] * self.sees_images],
+            "capabilities": ["tool_use", *["image_input"] * self.sees_images],
+            "is_blind": not self.sees_images,
+            "web_search": "live" if self.searches_web else "disabled",
+            "patience_ms": _PATIENCE,
         }
 
 
-def _texts(files: Mapping[str, object]) -> Mapping[str, str]:
-    return {name: it if isinstance(it, str) else json.dumps(it) for name, it in files.items()}
+def filled(template: Any, fields: Mapping[str, Any]) -> Any:
+    """A template of `agents.toml` with the fields that it names."""
+    match template:
+        case str() if template[:1] == "$" and template[1:] in fields:
+            return fields[template[1:]]
+        case str():
+            return Template(template).substitute(fields)
+        case list():
+            return [filled(each, fields) for each in template]
+        case dict():
+            return {filled(key, fields): filled(each, fields) for key, each in template.items()}
+    return template
+
+
+def _texts(values: Mapping[str, object]) -> Mapping[str, str]:
+    return {name: it if isinstance(it, str) else json.dumps(it) for name, it in values.items()}
 
 
 @attrs.frozen
 class Settings:
-    """Settings to start an agent with. `files` go into the folder of the run, as text or JSON."""
+    """Settings to start an agent with. `files` go into the folder of the run."""
 
     environ: Mapping[str, str]
-    arguments: Sequence[str] = ()
-    files: Mapping[str, str] = attrs.field(factory=dict, converter=_texts)
+    arguments: Sequence[str]
+    files: Mapping[str, str]
 
 
-@attrs.frozen
-class Agent:
-    """A program that edits code with the help of a model.
+class Agent(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A program that edits code with the help of a model; its settings are templates.
 
     Attributes:
         title: its name.
         program: the command that starts it.
         install: the command that installs it.
-        settings: makes it use an endpoint; the path is the folder of the run.
         first_prompt: about how many tokens its first request has.
+        environ: variables; those that are no text are JSON.
+        arguments: begin its command line.
+        files: those that are no text are JSON.
         cleared: variables of the environment that would win over the settings.
-        asked: its arguments to print what its settings are made of.
+        asked: its arguments to print the models that it knows (Codex).
+        config: settings that are arguments (Codex).
+        provider: the argument of a call in a file of JavaScript (pi).
     """
 
     title: str
     program: str
     install: str
-    settings: Callable[[Endpoint, Path], Settings]
     first_prompt: int
-    cleared: Sequence[str] = ()
-    asked: Sequence[str] = ()
+    environ: dict[str, Any] = {}
+    arguments: list[str] = []
+    files: dict[str, Any] = {}
+    cleared: list[str] = []
+    asked: list[str] = []
+    config: dict[str, Any] = {}
+    provider: dict[str, Any] = {}
+
+    def settings(self, endpoint: Endpoint, folder: Path) -> Settings:
+        """Make the settings for an endpoint, and for the folder of the run."""
+        fields = {**endpoint.fields, "folder": str(folder)}
+        environ = fields["environ"] = _texts(filled(self.environ, fields))
+        arguments, files = filled([self.arguments, self.files], fields)
+        config, provider = filled([self.config, self.provider], fields)
+        if config and (catalogue := _catalogue(endpoint)):
+            files["models.json"] = catalogue
+            config["model_catalog_json"] = str(folder / "models.json")
+        for name, value in config.items():
+            # It is TOML, whose strings, numbers and booleans are those of JSON.
+            arguments += ["-c", f"{name}={json.dumps(value)}"]
+        if provider:
+            call = f"pi.registerProvider({json.dumps(provider['name'])}, {json.dumps(provider)});"
+            files["trioserve.js"] = f"export default function (pi) {{ {call} }}\n"
+        return Settings(environ, arguments, _texts(files))
 
 
 #: Fields of Codex's own models that say nothing of OpenAI's service.
@@ -135,297 +164,41 @@ def _catalogue(endpoint: Endpoint) -> dict[str, object]:
         "support_verbosity": False,
         "supports_parallel_tool_calls": True,
         "context_window": endpoint.context,
-        "input_modalities": endpoint.inputs,
+        "input_modalities": endpoint.fields["inputs"],
     }
     return {"models": [model]}
 
 
-def _codex(endpoint: Endpoint, folder: Path) -> Settings:
-    provider = f"model_providers.{PROVIDER}"
-    overrides: dict[str, str | int | bool] = {
-        "model_provider": PROVIDER,
-        f"{provider}.name": PROVIDER,
-        f"{provider}.base_url": endpoint.v1,
-        f"{provider}.wire_api": "responses",
-        f"{provider}.env_key": KEY_VARIABLE,
-        f"{provider}.stream_idle_timeout_ms": _PATIENCE,
-        "model": endpoint.model,
-        "model_context_window": endpoint.context,
-        "web_search": "live" if endpoint.searches_web else "disabled",
-        "check_for_update_on_startup": False,
-        "analytics.enabled": False,
-    }
-    files = {}
-    if catalogue := _catalogue(endpoint):
-        files["models.json"] = catalogue
-        overrides["model_catalog_json"] = str(folder / "models.json")
-    # A value is TOML, whose strings, numbers and booleans are those of JSON.
-    pairs = (("-c", f"{name}={json.dumps(value)}") for name, value in overrides.items())
-    return Settings({KEY_VARIABLE: endpoint.api_key}, [*chain(*pairs)], files)
+class Edit(msgspec.Struct, forbid_unknown_fields=True):
+    """A value in a file of settings, and its path; see `trioserve.cli.jsonc.Step`."""
+
+    path: list[str | tuple[str, str]]
+    value: Any
 
 
-def _claude(endpoint: Endpoint, folder: Path) -> Settings:
-    models = ("OPUS", "SONNET", "HAIKU")
-    environ = {
-        "ANTHROPIC_BASE_URL": endpoint.url,
-        "ANTHROPIC_AUTH_TOKEN": endpoint.api_key,
-        "ANTHROPIC_MODEL": endpoint.model,
-        **{f"ANTHROPIC_DEFAULT_{one}_MODEL": endpoint.model for one in models},
-        "CLAUDE_CODE_SUBAGENT_MODEL": endpoint.model,
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context),
-        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(endpoint.context),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.max_answer),
-        # A line at the beginning of the prompt that differs in each chat: nothing after it would be
-        # found in the cache. And a message for each turn, which stays in the prompt.
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-        "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "API_TIMEOUT_MS": str(_PATIENCE),
-    }
-    # Variables in the user's settings win over the environment, and those of this file over both.
-    path = folder / "settings.json"
-    return Settings(environ, ["--settings", str(path)], {path.name: {"env": environ}})
+class Configured(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A program with a file that says which models it has.
+
+    Attributes:
+        title: its name.
+        place: the file.
+        edits: its changes for an endpoint.
+        then: the next thing that the user does.
+    """
+
+    title: str
+    place: str
+    edits: list[Edit]
+    then: str
 
 
-def _opencode(endpoint: Endpoint, _folder: Path) -> Settings:
-    model = f"{PROVIDER}/{endpoint.model}"
-    described = {
-        "name": endpoint.model,
-        "limit": {"context": endpoint.context, "output": endpoint.max_answer},
-        "tool_call": True,
-        "attachment": endpoint.sees_images,
-        "modalities": {"input": endpoint.inputs, "output": ["text"]},
-    }
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": PROVIDER,
-        "options": {
-            "baseURL": endpoint.v1,
-            "apiKey": f"{{env:{KEY_VARIABLE}}}",
-            "timeout": _PATIENCE,
-        },
-        "models": {endpoint.model: described},
-    }
-    config = {
-        "provider": {PROVIDER: provider},
-        "model": model,
-        "small_model": model,
-        "autoupdate": False,
-        "share": "disabled",
-    }
-    return Settings(
-        {
-            KEY_VARIABLE: endpoint.api_key,
-            "OPENCODE_CONFIG_CONTENT": json.dumps(config),
-            "OPENCODE_DISABLE_AUTOUPDATE": "1",
-            "OPENCODE_DISABLE_MODELS_FETCH": "1",
-        }
-    )
+class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    agents: dict[str, Agent]
+    configured: dict[str, Configured]
 
 
-def _qwen(endpoint: Endpoint, folder: Path) -> Settings:
-    defaults = {
-        "general": {"enableAutoUpdate": False},
-        "privacy": {"usageStatisticsEnabled": False},
-        "model": {
-            "generationConfig": {"contextWindowSize": endpoint.context, "timeout": _PATIENCE}
-        },
-    }
-    path = folder / "defaults.json"
-    environ = {
-        "OPENAI_BASE_URL": endpoint.v1,
-        "OPENAI_API_KEY": endpoint.api_key,
-        "OPENAI_MODEL": endpoint.model,
-        "QWEN_CODE_SYSTEM_DEFAULTS_PATH": str(path),
-    }
-    words = ["--auth-type", "openai", "--model", endpoint.model]
-    return Settings(environ, words, {path.name: defaults})
+_table = msgspec.toml.decode(Path(__file__).with_name("agents.toml").read_bytes(), type=_Table)
 
-
-def _cline(endpoint: Endpoint, folder: Path) -> Settings:
-    provider = "openai-compatible"
-    settings = {
-        "provider": provider,
-        "apiKey": endpoint.api_key,
-        "model": endpoint.model,
-        "baseUrl": endpoint.v1,
-        "contextWindow": endpoint.context,
-        "maxTokens": endpoint.max_answer,
-        "timeout": _PATIENCE,
-    }
-    stored = {
-        "settings": settings,
-        "updatedAt": "1970-01-01T00:00:00.000Z",
-        "tokenSource": "manual",
-    }
-    path = folder / "providers.json"
-    all_ = {
-        "version": 1,
-        "lastUsedProvider": provider,
-        "modes": {},
-        "providers": {provider: stored},
-    }
-    words = ["--provider", provider, "--model", endpoint.model]
-    return Settings({"CLINE_PROVIDER_SETTINGS_PATH": str(path)}, words, {path.name: all_})
-
-
-def _continue(endpoint: Endpoint, folder: Path) -> Settings:
-    model = {
-        "name": endpoint.model,
-        "provider": "openai",
-        "model": endpoint.model,
-        "apiBase": endpoint.v1,
-        "apiKey": endpoint.api_key,
-        "roles": ["chat", "edit", "apply"],
-        "capabilities": ["tool_use", *["image_input"] * endpoint.sees_images],
-        "defaultCompletionOptions": {
-            "contextLength": endpoint.context,
-            "maxTokens": endpoint.max_answer,
-        },
-    }
-    config = {"name": PROVIDER, "version": "1.0.0", "schema": "v1", "models": [model]}
-    path = folder / "config.yaml"  # JSON is YAML, too
-    environ = {"CONTINUE_TELEMETRY_ENABLED": "0"}
-    return Settings(environ, ["--config", str(path)], {path.name: config})
-
-
-def _pi(endpoint: Endpoint, folder: Path) -> Settings:
-    provider = {
-        "name": PROVIDER,
-        "baseUrl": endpoint.v1,
-        "apiKey": KEY_VARIABLE,
-        "api": "openai-completions",
-        "models": [endpoint.described(reasoning=True)],
-    }
-    call = f"pi.registerProvider({json.dumps(PROVIDER)}, {json.dumps(provider)});"
-    path = folder / "trioserve.js"
-    return Settings(
-        {KEY_VARIABLE: endpoint.api_key, "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
-        ["-e", str(path), "--provider", PROVIDER, "--model", endpoint.model],
-        {path.name: f"export default function (pi) {{ {call} }}\n"},
-    )
-
-
-def _aider(endpoint: Endpoint, folder: Path) -> Settings:
-    model = f"openai/{endpoint.model}"
-    metadata = {
-        "litellm_provider": "openai",
-        "mode": "chat",
-        "max_input_tokens": endpoint.context,
-        "max_tokens": endpoint.max_answer,
-        "max_output_tokens": endpoint.max_answer,
-        "input_cost_per_token": 0,
-        "output_cost_per_token": 0,
-        "supports_vision": endpoint.sees_images,
-    }
-    path = folder / "metadata.json"
-    environ = {
-        "AIDER_OPENAI_API_BASE": endpoint.v1,
-        "AIDER_OPENAI_API_KEY": endpoint.api_key,
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # read from the package, not from the network
-    }
-    models = chain(*((flag, model) for flag in ("--model", "--weak-model", "--editor-model")))
-    words = [*models, "--model-metadata-file", str(path)]
-    words += ["--no-show-model-warnings", "--no-check-update", "--no-analytics"]
-    return Settings(environ, words, {path.name: {model: metadata}})
-
-
-def _gptme(endpoint: Endpoint, _folder: Path) -> Settings:
-    environ = {
-        "OPENAI_BASE_URL": endpoint.v1,
-        "OPENAI_API_KEY": endpoint.api_key,
-        "GPTME_CONTEXT_LENGTH": str(endpoint.context),
-        "GPTME_TIKTOKEN_TIMEOUT": "0",  # count by characters, and download no vocabulary
-    }
-    return Settings(environ, ["--model", f"local/{endpoint.model}", "--tool-format", "tool"])
-
-
-def _copilot(endpoint: Endpoint, _folder: Path) -> Settings:
-    return Settings(
-        {
-            "COPILOT_PROVIDER_BASE_URL": endpoint.v1,
-            "COPILOT_PROVIDER_TYPE": "openai",
-            "COPILOT_PROVIDER_API_KEY": endpoint.api_key,
-            "COPILOT_PROVIDER_WIRE_API": "completions",
-            "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(endpoint.context - endpoint.max_answer),
-            "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(endpoint.max_answer),
-            "COPILOT_MODEL": endpoint.model,
-            "COPILOT_OFFLINE": "true",
-            "COPILOT_AUTO_UPDATE": "false",
-        }
-    )
-
-
-def _droid(endpoint: Endpoint, folder: Path) -> Settings:
-    name = f"custom:{PROVIDER}"
-    model = {
-        "id": name,
-        "model": endpoint.model,
-        "displayName": endpoint.model,
-        "baseUrl": endpoint.v1,
-        "apiKey": f"${{{KEY_VARIABLE}}}",
-        "provider": "generic-chat-completion-api",
-        "maxContextLimit": endpoint.context,
-        "maxOutputTokens": endpoint.max_answer,
-        "noImageSupport": not endpoint.sees_images,
-    }
-    path = folder / "settings.json"
-    settings = {"customModels": [model], "sessionDefaultSettings": {"model": name}}
-    environ = {
-        KEY_VARIABLE: endpoint.api_key,
-        "FACTORY_RUNTIME_SETTINGS_PATH": str(path),
-        "FACTORY_AIRGAP_ENABLED": "true",  # no telemetry, and no search for updates
-    }
-    return Settings(environ, files={path.name: settings})
-
-
-def _goose(endpoint: Endpoint, _folder: Path) -> Settings:
-    return Settings(
-        {
-            "GOOSE_PROVIDER": "openai",
-            "GOOSE_MODEL": endpoint.model,
-            "GOOSE_CONTEXT_LIMIT": str(endpoint.context),
-            "GOOSE_TELEMETRY_ENABLED": "false",
-            "OPENAI_HOST": endpoint.url,
-            "OPENAI_BASE_PATH": "v1/chat/completions",
-            "OPENAI_API_KEY": endpoint.api_key,
-            "OPENAI_TIMEOUT": str(_PATIENCE // 1000),
-        }
-    )
-
-
-def _hermes(endpoint: Endpoint, _folder: Path) -> Settings:
-    environ = {"CUSTOM_BASE_URL": endpoint.v1, "OPENAI_API_KEY": endpoint.api_key}
-    return Settings(environ, ["--provider", "custom", "--model", endpoint.model])
-
-
-#: The agents, by the word that names each on the command line.
-AGENTS: Mapping[str, Agent] = {
-    "codex": Agent(
-        "Codex", "codex", "npm install -g @openai/codex", _codex, 9_000,
-        asked=["debug", "models"],
-    ),
-    "claude": Agent(
-        "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", _claude, 20_000,
-        cleared=["ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"],
-    ),
-    "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", _opencode, 8_000),
-    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", _qwen, 19_000),
-    "cline": Agent("Cline", "cline", "npm install -g cline", _cline, 5_500),
-    "continue": Agent("Continue", "cn", "npm install -g @continuedev/cli", _continue, 2_000),
-    "pi": Agent("pi", "pi", "npm install -g @mariozechner/pi-coding-agent", _pi, 1_500),
-    "copilot": Agent(
-        "GitHub Copilot CLI", "copilot", "npm install -g @github/copilot", _copilot, 15_000,
-        cleared=["COPILOT_PROVIDER_BEARER_TOKEN", "COPILOT_PROVIDER_HEADERS",
-                 "COPILOT_PROVIDER_MODEL_ID", "COPILOT_PROVIDER_WIRE_MODEL"],
-    ),
-    "droid": Agent("Droid", "droid", "npm install -g droid", _droid, 10_000),
-    "goose": Agent(
-        "goose", "goose", "the installer at https://goose-docs.ai", _goose, 5_000,
-        cleared=["OPENAI_BASE_URL", "OPENAI_CUSTOM_HEADERS", "OPENAI_ORGANIZATION",
-                 "OPENAI_PROJECT"],
-    ),
-    "hermes": Agent("Hermes", "hermes", "pip install hermes-agent", _hermes, 15_000),
-    "aider": Agent("aider", "aider", "pip install aider-chat", _aider, 1_000),
-    "gptme": Agent("gptme", "gptme", "pip install gptme", _gptme, 9_000),
-}  # fmt: skip
+#: By the words that name them on the command line.
+AGENTS: Mapping[str, Agent] = _table.agents
+CONFIGURED: Mapping[str, Configured] = _table.configured

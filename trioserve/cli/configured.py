@@ -11,133 +11,20 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
 import msgspec
 
-from trioserve.cli.agents import KEY_VARIABLE, NO_KEY, PROVIDER, Endpoint
-from trioserve.cli.jsonc import Document, Step, as_path, named
+from trioserve.cli.agents import CONFIGURED, NO_KEY, Configured, Endpoint, filled
+from trioserve.cli.jsonc import Document, as_path, named
 from trioserve.config import readers
 from trioserve.config.files import replace_file
 from trioserve.errors import ConfigError
 
 _KEY = re.compile(r'("apiKey": )"[^"]*"')
-
-#: Values by their paths.
-Edits = Mapping[tuple[Step, ...], object]
-
-
-@attrs.frozen
-class Configured:
-    """A program with a file that says which models it has.
-
-    Attributes:
-        title: its name.
-        place: the file, by the folder of the user's settings and the home folder.
-        edits: what the file gets for an endpoint.
-        then: what the user does next, with places for the ``model`` and the ``key``.
-    """
-
-    title: str
-    place: Callable[[Path, Path], Path]
-    edits: Callable[[Endpoint], Edits]
-    then: str
-
-
-def _vscode(endpoint: Endpoint) -> Edits:
-    model = {
-        "id": endpoint.model,
-        "name": endpoint.model,
-        "url": f"{endpoint.v1}/chat/completions",
-        "toolCalling": True,
-        "vision": endpoint.sees_images,
-        "maxInputTokens": endpoint.context - endpoint.max_answer,
-        "maxOutputTokens": endpoint.max_answer,
-    }
-    group = {
-        "name": PROVIDER,
-        "vendor": "customendpoint",
-        "apiKey": endpoint.api_key,
-        "apiType": "chat-completions",
-        "models": [model],
-    }
-    return {(("name", PROVIDER),): group}
-
-
-def _zed(endpoint: Endpoint) -> Edits:
-    model = {
-        "name": endpoint.model,
-        "display_name": endpoint.model,
-        "max_tokens": endpoint.context,
-        "max_output_tokens": endpoint.max_answer,
-        "capabilities": {
-            "tools": True,
-            "images": endpoint.sees_images,
-            "parallel_tool_calls": True,
-            "prompt_cache_key": False,
-        },
-    }
-    provider = {"api_url": endpoint.v1, "available_models": [model]}
-    return {("language_models", "openai_compatible", PROVIDER): provider}
-
-
-def _openclaw(endpoint: Endpoint) -> Edits:
-    provider = {
-        "baseUrl": endpoint.v1,
-        "apiKey": endpoint.api_key,
-        "api": "openai-completions",
-        "models": [endpoint.described(reasoning=False)],
-    }
-    return {
-        ("models", "providers", PROVIDER): provider,
-        ("agents", "defaults", "model", "primary"): f"{PROVIDER}/{endpoint.model}",
-    }
-
-
-def _junie(endpoint: Endpoint) -> Edits:
-    model = {
-        "id": endpoint.model,
-        "baseUrl": f"{endpoint.v1}/chat/completions",
-        "apiType": "OpenAICompletion",
-        "apiKey": endpoint.api_key,
-        "maxContextLength": endpoint.context,
-    }
-    return {(): model}
-
-
-#: The programs, by the word that names each on the command line.
-CONFIGURED: Mapping[str, Configured] = {
-    "vscode": Configured(
-        "Visual Studio Code",
-        lambda settings, _home: settings / "Code" / "User" / "chatLanguageModels.json",
-        _vscode,
-        "choose {model} in the list of models of the chat",
-    ),
-    "zed": Configured(
-        "Zed",
-        lambda _settings, home: home / ".config" / "zed" / "settings.json",
-        _zed,
-        f"start Zed with {KEY_VARIABLE}={{key}} in its environment, and choose {{model}}",
-    ),
-    "openclaw": Configured(
-        "OpenClaw",
-        lambda _settings, home: home / ".openclaw" / "openclaw.json",
-        _openclaw,
-        "restart its gateway: openclaw gateway restart",
-    ),
-    "junie": Configured(
-        "Junie",
-        lambda _settings, home: home / ".junie" / "models" / f"{PROVIDER}.json",
-        _junie,
-        f"start it with: junie --model custom:{PROVIDER}",
-    ),
-}
-
-
-# -- the files
 
 
 class _Change(msgspec.Struct):
@@ -184,7 +71,8 @@ class Settings:
         state = Path(environ.get("XDG_STATE_HOME") or home / ".local" / "state")
         program = CONFIGURED[name]
         record = state / "trioserve" / "launch" / f"{name}.json"
-        return cls(program, program.place(settings, home), record)
+        place = filled(program.place, {"settings": settings, "home": home})
+        return cls(program, Path(place), record)
 
     def _text(self) -> str | None:
         return readers.file(str(self.path)) if self.path.exists() else None
@@ -212,7 +100,8 @@ class Settings:
         changes = list[_Change]()
         with self._named():
             document = Document(before or "")
-            for path, value in self.program.edits(endpoint).items():
+            for edit in self.program.edits:
+                path, value = as_path(edit.path), filled(edit.value, endpoint.fields)
                 n_there, old = document.n_there(path), None
                 if n_there == len(path) and (path or before):
                     old = json.dumps(document.value(path))

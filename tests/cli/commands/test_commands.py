@@ -28,7 +28,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
-    """What a command prints on standard output."""
+    """The standard output of a command."""
     assert main(argv) == code
     out, err = capsys.readouterr()
     assert err == ""
@@ -36,7 +36,7 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 2) -> str:
-    """What a command says when it fails."""
+    """The one line of a command that fails."""
     assert main(argv) == code
     out, err = capsys.readouterr()
     assert out == ""
@@ -48,13 +48,6 @@ def complaint(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 2) -> 
 # -- finding a command
 
 
-def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "--help")
-    for name, command in COMMANDS.items():
-        assert f"\n  {name} " in text
-        assert command.help.split()[0] in text
-
-
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "serve"])
 def test_each_command_has_help(capsys: pytest.CaptureFixture[str], name: str) -> None:
     text = said(capsys, name, "--help")
@@ -63,7 +56,9 @@ def test_each_command_has_help(capsys: pytest.CaptureFixture[str], name: str) ->
 
 
 def test_help_on_one_topic(capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "help") == said(capsys, "--help")
+    overview = said(capsys, "--help")
+    assert all(f"\n  {name} " in overview for name in COMMANDS)
+    assert said(capsys, "help") == overview
     assert said(capsys, "help", "show") == said(capsys, "show", "--help")
     assert said(capsys, "help", "serve") == said(capsys, "--help")
     group = said(capsys, "help", "context", "and", "threads")
@@ -208,16 +203,12 @@ def test_show_a_model_of_the_cache(capsys: pytest.CaptureFixture[str], tmp_path:
     assert complaint(capsys, "show", "y", *flags, code=1) == f"The model org/y {missing}"
 
 
-def test_show_what_cannot_be_loaded(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_models_that_cannot_be_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "half.gguf"
     path.write_bytes(BUNDLED.read_bytes()[: BUNDLED.stat().st_size // 2])
     text = said(capsys, "show", str(path), code=1)
     assert "is cut short at" in text.splitlines()[-1]
-
-
-def test_show_what_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "There is no model 'none'" in complaint(capsys, "show", "none", code=1)
-    path = tmp_path / "text.gguf"
     path.write_text("a text that is long enough", encoding="utf-8")
     assert "it is not a GGUF file" in complaint(capsys, "show", str(path), code=1)
 
@@ -232,49 +223,17 @@ def test_a_reader_that_has_enough() -> None:
 # -- numbers
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 bytes"),
-        (1023, "1023 bytes"),
-        (1024, "1.0 KiB"),
-        (99.94 * 2**20, "99.9 MiB"),
-        (241.4 * 2**20, "241 MiB"),
-        (5000 * 2**40, "5000 TiB"),
-    ],
-)
-def test_bytes_for_people(size: float, text: str) -> None:
-    assert bytes_text(size) == text
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(7, "7"), (999, "999"), (12_345, "12.3 K"), (268_098_176, "268 M"), (671e9, "671 B")],
-)
-def test_counts_for_people(number: float, text: str) -> None:
-    assert count_text(number) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0.0 s"),
-        (1.24, "1.2 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min"),
-        (290, "4 min 50 s"),
-        (7205, "2 h"),
-        (100_000, "1 d 3 h"),
-    ],
-)
-def test_lengths_of_time_for_people(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
-
-
-def test_rates_for_people() -> None:
-    assert [rate_text(31.44, "tokens"), rate_text(812.3, "tokens"), rate_text(2**21)] == [
-        "31.4 tokens/s", "812 tokens/s", "2.0 MiB/s",
-    ]  # fmt: skip
+def test_numbers_for_people() -> None:
+    texts = {0: "0 bytes", 1023: "1023 bytes", 1024: "1.0 KiB", 99.94 * 2**20: "99.9 MiB",
+             241.4 * 2**20: "241 MiB", 5000 * 2**40: "5000 TiB"}  # fmt: skip
+    assert {size: bytes_text(size) for size in texts} == texts
+    texts = {7: "7", 999: "999", 12_345: "12.3 K", 268_098_176: "268 M", 671e9: "671 B"}
+    assert {number: count_text(number) for number in texts} == texts
+    texts = {0: "0.0 s", 1.24: "1.2 s", 59.4: "59 s", 59.6: "1 min", 290: "4 min 50 s",
+             7205: "2 h", 100_000: "1 d 3 h"}  # fmt: skip
+    assert {seconds: duration_text(seconds) for seconds in texts} == texts
+    assert rate_text(31.44, "tokens") == "31.4 tokens/s"
+    assert (rate_text(812.3, "tokens"), rate_text(2**21)) == ("812 tokens/s", "2.0 MiB/s")
 
 
 # -- rpc

@@ -1,4 +1,4 @@
-"""`trioserve doctor`: what it finds, and what it says to do."""
+"""`trioserve doctor`: its findings, and its advice."""
 
 from __future__ import annotations
 
@@ -72,13 +72,6 @@ def test_a_model_that_does_not_fit(diagnose, monkeypatch: pytest.MonkeyPatch) ->
     assert memory.startswith("warning: 1.0 MiB are free -> a model with a billion parameters needs")
 
 
-def test_a_container_with_a_limit(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "free_memory", lambda: 2**30)
-    monkeypatch.setattr(machine, "memory_limit", lambda: 2**31)
-    report = diagnose("-c", "256")
-    assert report.about("memory") == ["ok: 1.0 GiB are free; the container's limit is 2.0 GiB"]
-
-
 def test_a_model_that_is_read_again_and_again(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
     from trioserve.llama import estimate
 
@@ -101,12 +94,13 @@ def test_a_model_that_cannot_be_loaded(diagnose, tmp_path: Path) -> None:
     ]
 
 
-def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken(diagnose) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["doctor", "--port", str(port)]) == 1
-    out = capsys.readouterr().out
-    assert f"problem  address       cannot listen on 127.0.0.1:{port}: Address already" in out
+        report = diagnose("--port", str(port))
+    assert report.code == 1
+    (found,) = report.about("address")
+    assert found.startswith(f"problem: cannot listen on 127.0.0.1:{port}: Address already in use")
 
 
 def test_a_socket_is_removed_again(diagnose, tmp_path: Path) -> None:
@@ -182,11 +176,14 @@ def test_a_gpu_that_is_used(diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_container_with_little(diagnose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "cpu_quota", lambda: 0.5)
+    monkeypatch.setattr(machine, "free_memory", lambda: 2**30)
+    monkeypatch.setattr(machine, "memory_limit", lambda: 2**31)
     (tmp_path / "pids.max").write_text("20\n")
     monkeypatch.setattr(doctor, "_PIDS", (tmp_path / "none", tmp_path / "pids.max"))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
     report = diagnose("--load-mode", "mlock")
     assert report.code == 1
+    assert report.about("memory") == ["ok: 1.0 GiB are free; the container's limit is 2.0 GiB"]
     assert report.about("cores")[0].startswith("warning: ")
     assert "the container's limit is 0.5 CPUs" in report.about("cores")[0]
     descriptors, threads, locked = report.about("limits")
@@ -269,13 +266,10 @@ def test_folders(diagnose, tmp_path: Path) -> None:
     assert found.startswith(f"ok: --slot-save-path {tmp_path}: ")
 
 
-def test_models_that_cannot_be_read(diagnose, tmp_path: Path) -> None:
+def test_models_in_a_folder(diagnose, tmp_path: Path) -> None:
     report = diagnose("--models-dir", str(tmp_path / "none"))
     assert report.code == 1
     assert "cannot be read: No such file" in report.about("models")[0]
-
-
-def test_what_is_left_out_of_the_models(diagnose, tmp_path: Path) -> None:
     (tmp_path / "big-00001-of-00002.gguf").touch()
     report = diagnose("--models-dir", str(tmp_path))
     assert report.code == 0

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from trioserve.cli.agents import AGENTS
-from trioserve.cli.configured import CONFIGURED
+from trioserve.cli.agents import AGENTS, CONFIGURED
 from trioserve.cli.options import Command, Option, as_path, from_0, from_1, numbers, writable
 from trioserve.config import readers
 from trioserve.errors import ConfigError

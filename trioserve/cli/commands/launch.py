@@ -17,8 +17,17 @@ import attrs
 import trio
 
 from trioserve.cli.address import Address
-from trioserve.cli.agents import AGENTS, NO_KEY, Agent, Endpoint, Settings as AgentSettings
-from trioserve.cli.configured import CONFIGURED, Configured, Settings, difference, shown_key
+from trioserve.cli.agents import (
+    AGENTS,
+    CONFIGURED,
+    NO_KEY,
+    Agent,
+    Configured,
+    Endpoint,
+    Settings as AgentSettings,
+    filled,
+)
+from trioserve.cli.configured import Settings, difference, shown_key
 from trioserve.cli.local_server import (
     client_of,
     models_at,
@@ -68,7 +77,8 @@ async def _configure(settings: Settings, server: AgentServer, *, is_dry: bool) -
     if is_dry:
         return 0
     settings.apply(after, record)
-    then = settings.program.then.format(model=endpoint.model, key=shown_key(endpoint))
+    fields = {"model": endpoint.model, "key": shown_key(endpoint)}
+    then = filled(settings.program.then, fields)
     note(f"{settings.program.title} has {endpoint.model} at {endpoint.url}: {then}", BLUE)
     return 0
 
