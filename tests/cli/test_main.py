@@ -17,8 +17,9 @@ from trioserve.models import BUNDLED
 pytestmark = pytest.mark.system
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--version"]) == 0
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 0
     assert "llama-cpp-python 0." in capsys.readouterr().out
 
 

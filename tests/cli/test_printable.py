@@ -1,4 +1,4 @@
-"""What a terminal gets of text that others wrote."""
+"""Text of others in a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from trioserve.cli.printable import printable
+from trioserve.cli.output import printable
 
 
 class Terminal(io.BytesIO):

@@ -1,4 +1,4 @@
-"""A server that tells its status to who has started it, and ends with that."""
+"""A server that tells its status to the program that has started it, and ends with that."""
 
 from __future__ import annotations
 
@@ -63,11 +63,14 @@ def reports_of(connection: socket.socket) -> Iterator[Report]:
 
 
 @pytest.mark.system
-def test_it_tells_that_it_loads_and_that_it_is_ready() -> None:
-    with started("--alias", "mine") as server:
+def test_it_tells_that_it_loads_and_is_ready_and_logs_json_whatever_the_flags_say() -> None:
+    with started("--alias", "mine", "--log-format", "pretty") as server:
         assert isinstance(next(server.reports), Loading)
         server.until(Ready)
         server.process.send_signal(signal.SIGTERM)
+        assert server.process.stderr is not None
+        events = [json.loads(line)["event"] for line in server.process.stderr]
+        assert events.index("listening") < events.index("ready")
         assert server.process.wait(20) == 0
 
 
@@ -89,24 +92,6 @@ def test_it_tells_when_it_sleeps_and_wakes(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_it_logs_json_whatever_the_flags_say() -> None:
-    with started("--log-format", "pretty") as server:
-        server.until(Ready)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.stderr is not None
-        events = [json.loads(line)["event"] for line in server.process.stderr]
-        assert events.index("listening") < events.index("ready")
-
-
-@pytest.mark.system
-def test_it_ends_with_its_lifeline() -> None:
-    with started() as server:
-        server.until(Ready)
-        server.connection.close()
-        assert server.process.wait(20) == 1
-
-
-@pytest.mark.system
 def test_it_tells_why_it_cannot_serve(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + bytes(100))
@@ -122,7 +107,7 @@ def test_it_tells_why_it_cannot_serve(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_it_does_not_outlive_its_parent_while_it_does_not_read() -> None:
-    """What a router has sent is not read by the thread that waits for its end."""
+    """The thread that waits for its end does not read what a router has sent."""
     with started() as server:
         server.until(Ready)
         server.connection.sendall(b"x" * 1000)

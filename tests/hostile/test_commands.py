@@ -14,7 +14,6 @@ import pytest
 from tests.support.fences import USERS, as_user
 from tests.support.processes import with_variable
 from tests.support.waiting import patiently, until
-from trioserve.tools import folders
 from trioserve.tools.process import (
     CommandLimits,
     CommandOutput,
@@ -22,6 +21,7 @@ from trioserve.tools.process import (
     clean_environment,
     run,
 )
+from trioserve.tools.runtime import removing_folders
 
 pytestmark = [
     pytest.mark.system,
@@ -172,7 +172,7 @@ for number in range({N_NAMES}):
     assert output.exit_code == 0
     for left in folder.parent.glob("trioserve-tool-*"):
         owner = left.stat().st_uid
-        with mock.patch.object(folders.os, "geteuid", return_value=owner):
-            async with folders.removing_folders():
+        with mock.patch.object(os, "geteuid", return_value=owner):
+            async with removing_folders():
                 await until(lambda: os.listdir(folder.parent) == ["inside"])
     assert_nothing_left(folder)

@@ -1,4 +1,4 @@
-"""What is taken from the commands of a server that runs as root."""
+"""Commands of a server that runs as root, or as another user, have few rights."""
 
 from __future__ import annotations
 

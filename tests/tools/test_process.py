@@ -1,15 +1,30 @@
-"""Programs that end with the block."""
+"""Programs: their input and output, how they end, and that they end with the block."""
 
 from __future__ import annotations
 
 import signal
+import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.support.processes import is_alive
+from trioserve.children.frames import framed
 from trioserve.errors import ToolRuntimeError
-from trioserve.tools.process import clean_environment, open_process
+from trioserve.tools.process import (
+    CommandLimits,
+    CommandOutput,
+    Process,
+    clean_environment,
+    open_process,
+    run,
+)
 
 pytestmark = pytest.mark.system
 
@@ -24,14 +39,6 @@ async def test_a_program_reads_and_writes() -> None:
         assert await process.stdout.receive_some() == b"hello"
         assert await process.wait() == 0
         assert await process.wait() == 0
-
-
-async def test_standard_error_has_a_pipe_of_its_own() -> None:
-    async with open_process(["sh", "-c", "echo out; echo err >&2"], env=ENV) as process:
-        assert process.stderr is not None
-        assert await process.wait() == 0
-        assert await process.stdout.receive_some() == b"out\n"
-        assert await process.stderr.receive_some() == b"err\n"
 
 
 @pytest.mark.parametrize(
@@ -49,13 +56,6 @@ async def test_what_cannot_be_started_is_an_error(
     with pytest.raises(ToolRuntimeError, match=reason):
         async with open_process(argv, env=ENV, cwd=cwd):
             pytest.fail("it was started")
-
-
-async def test_an_exit_code_and_a_signal_are_told() -> None:
-    async with open_process(["sh", "-c", "exit 3"], env=ENV) as process:
-        assert await process.wait() == 3
-    async with open_process(["sh", "-c", "kill -TERM $$"], env=ENV) as process:
-        assert await process.wait() == -signal.SIGTERM
 
 
 ESCAPES = {
@@ -77,3 +77,75 @@ async def test_nothing_is_left_after_the_block(command: str) -> None:
     assert time.perf_counter() - before < 20  # here it is a few milliseconds
     assert not is_alive(pid)
     assert not is_alive(process.pid)
+
+
+# -- with `run`
+
+
+async def run_sh(command: str, **options: Any) -> CommandOutput:
+    options = {"timeout": 20, "max_output": 1000, "limits": CommandLimits()} | options
+    return await run(["sh", "-c", command], env=ENV, **options)
+
+
+async def test_both_outputs_come_together_and_piece_by_piece() -> None:
+    pieces: list[str] = []
+    output = await run_sh("echo one; echo two >&2; exit 5", on_output=pieces.append)
+    assert output.text == "".join(pieces) == "one\ntwo\n"
+    assert (output.exit_code, output.timed_out, output.truncated) == (5, False, False)
+
+
+async def test_standard_error_can_be_kept_apart() -> None:
+    output = await run_sh("echo one; echo two >&2", merged=False)
+    assert (output.data, output.errors) == (b"one\n", b"two\n")
+
+
+async def test_a_program_reads_what_it_is_given() -> None:
+    text = b"x" * 300_000
+    assert (await run_sh("wc -c", stdin=text)).text.strip() == "300000"
+    assert (await run_sh("true", stdin=text)).exit_code == 0  # though it does not read
+    assert (await run_sh("cat")).data == b""
+
+
+async def test_a_program_ends_at_its_time() -> None:
+    output = await run_sh("echo begun; sleep 1000", timeout=0.3)
+    assert output.timed_out
+    assert output.text == "begun\n"
+    assert output.exit_code == 128 + 9
+    assert (await run_sh("kill -TERM $$")).exit_code == 128 + 15
+
+
+async def test_output_is_cut_at_the_limit_between_characters() -> None:
+    pieces: list[str] = []
+    output = await run_sh("printf 'äöü'", max_output=3, on_output=pieces.append)
+    assert output.truncated
+    assert output.text == "".join(pieces) == "ä"
+    assert (await run_sh("printf 'ä\\303'")).text == "ä�"
+
+
+# -- with a supervisor that is played by hand
+
+
+@asynccontextmanager
+async def supervised() -> AsyncIterator[tuple[Process, socket.socket]]:
+    """A program, and the end of its supervisor."""
+    ours, theirs = socket.socketpair()
+    pipes = SimpleNamespace(stdin=None, stdout=SimpleNamespace(), stderr=None)
+    with ours, theirs:
+        yield Process(cast(trio.Process, pipes), ours), theirs
+
+
+async def test_a_wait_that_was_cancelled_has_not_ended_the_program() -> None:
+    async with supervised() as (process, supervisor):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(process.wait)
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        supervisor.sendall(framed(b"ended 3 memory"))
+        assert await process.wait() == 3
+        assert process.limit_reached == "memory"
+
+
+async def test_a_program_without_its_supervisor_was_killed() -> None:
+    async with supervised() as (process, supervisor):
+        supervisor.close()
+        assert await process.wait() == -signal.SIGKILL

@@ -22,8 +22,8 @@ from tests.support.fences import without_time
 from tests.support.processes import running, with_variable
 from tests.support.waiting import PATIENCE, patiently
 from trioserve.errors import ToolRuntimeError
-from trioserve.tools.folders import removing_folders
 from trioserve.tools.process import CommandLimits, clean_environment, open_process, run
+from trioserve.tools.runtime import removing_folders
 
 pytestmark = pytest.mark.system
 

@@ -13,24 +13,26 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 
 import attrs
 import trio
 
 from trioserve.children.reports import AT, BESIDE, ESTIMATE, MODEL, Estimated, Failed
-from trioserve.cli import dispatch, forking, help as texts
-from trioserve.cli.commands import COMMANDS, SERVE
+from trioserve.cli import forking, help as texts
+from trioserve.cli.commands import ALIASES, COMMANDS, ELSEWHERE, SERVE
 from trioserve.cli.memory import limit_arenas
 from trioserve.cli.model_process import LogSender, serve_parent
 from trioserve.cli.options import arguments
-from trioserve.cli.output import RED, complain, note
-from trioserve.cli.printable import printable
+from trioserve.cli.output import RED, complain, note, printable
 from trioserve.cli.progress import Reporter, fetch, take_reporter
 from trioserve.cli.secrets import hide_secrets, hide_variables
 from trioserve.cli.serving import catalog_of, serve
 from trioserve.config import logs
 from trioserve.config.parse import parse
-from trioserve.errors import TrioServeError
+from trioserve.config.unsupported import did_you_mean
+from trioserve.errors import ConfigError, TrioServeError
 from trioserve.log import get_logger
 
 _log = get_logger("trioserve")
@@ -93,10 +95,10 @@ def _tell_estimate(status: Reporter, argv: Sequence[str], environ: Mapping[str, 
     return 0
 
 
-def _written(run: Callable[[], int | None]) -> int:
+def _written(show: Callable[[], int | None]) -> int:
     """Run what prints, and return its exit code; 1 if its output cannot be written."""
     try:
-        code = run() or 0
+        code = show() or 0
         sys.stdout.flush()
     except BrokenPipeError:
         pass  # the reader of the pipe has all that it needs
@@ -109,6 +111,54 @@ def _written(run: Callable[[], int | None]) -> int:
     # Python writes the rest of the buffer at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
+
+
+def command_of(word: str) -> str:
+    """Find the command that a word means.
+
+    Raises:
+        ConfigError: no command has this name; the message suggests another way.
+    """
+    if (name := ALIASES.get(word, word)) in COMMANDS:
+        return name
+    if (how := ELSEWHERE.get(word)) is not None:
+        raise ConfigError(f"there is no command {word}: {how}")
+    if Path(word).suffix == ".gguf" or Path(word).exists():
+        raise ConfigError(f"{word!r} is not a command; name a model with -m")
+    hint = did_you_mean(word, COMMANDS, ALIASES, ELSEWHERE) or "; see trioserve --help"
+    raise ConfigError(f"{word!r} is not a command{hint}")
+
+
+def run(word: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command other than `SERVE`, and return its exit code.
+
+    It prints the error that ends a command: the code is 2 for a `ConfigError`, and 1 for others.
+    """
+    ours = argv[: argv.index("--")] if "--" in argv else argv
+    asks = "--help" in ours or "-h" in ours
+    try:
+        name = command_of(word)
+        command, words = COMMANDS[name], [*argv]
+        function = command.function or f"{name}.run"
+        if command.actions and not (asks and argv[0] in ("--help", "-h")):
+            action = words.pop(0) if words else ""
+            if action not in command.actions:
+                hint = did_you_mean(action, command.actions)
+                wanted = ", ".join(command.actions)
+                wrong = f"has no action {action!r}{hint}" if action else "needs an action"
+                raise ConfigError(f"{name} {wrong}; its actions are {wanted}")
+            command = command.actions[action]
+            name, function = f"{name} {action}", command.function or f"{name}.{action}"
+        if asks:
+            print(texts.help_of(name), end="")
+            return 0
+        given = arguments(name, command, words, environ)
+        module, _, attribute = function.partition(".")
+        code: int = getattr(import_module(f"trioserve.cli.commands.{module}"), attribute)(given)
+    except TrioServeError as error:
+        complain(error)
+        return 2 if isinstance(error, ConfigError) else 1
+    return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,15 +188,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             words[0] = f"--{words[0]}"
         if words and not words[0].startswith("-"):
             name, *words = words
-            if dispatch.command_of(name) != SERVE:
-                return _written(partial(dispatch.run, name, words, os.environ))
+            if command_of(name) != SERVE:
+                return _written(partial(run, name, words, os.environ))
             given = arguments(name, COMMANDS[SERVE], words, os.environ)
             words = [*given.flags, *(("--model", *given.words) if given.words else ())]
         parsed = parse(words, os.environ)
         if (text := _TEXTS.get(parsed.action)) is not None:
             return _written(lambda: print(text(), end=""))
         if (command := _COMMANDS.get(parsed.action)) is not None:
-            return _written(partial(dispatch.run, command[0], command[1:], os.environ))
+            return _written(partial(run, command[0], command[1:], os.environ))
         config = parsed.config
         if config.model is not None and not (answers_calls or config.model.endswith(".gguf")):
             from trioserve.cli.named import with_files

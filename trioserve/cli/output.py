@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +15,34 @@ import attrs
 
 from trioserve.config.flags import as_flags
 from trioserve.errors import ConfigError, TrioServeError
+
+#: Control characters, except for tabs, the ends of lines, colors, and the removal of a line.
+_CONTROL = re.compile(r"(?!\x1b\[(?:[0-9;]*m|K))[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+class _Printable(io.TextIOWrapper):
+    def write(self, text: str) -> int:
+        super().write(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))
+        return len(text)
+
+
+def printable(stream: TextIO) -> TextIO:
+    """A stream that leaves out other control characters, if `stream` is a terminal; else `stream`.
+
+    Models, servers and files write much of the text, and an escape sequence in an answer could
+    change the clipboard, or what earlier lines say. Characters that the encoding does not have are
+    written as escape sequences of Python: the path of a file may have bytes that are no UTF-8.
+    """
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.reconfigure(errors="backslashreplace")
+    if not stream.isatty():
+        return stream
+    stream.flush()
+    return _Printable(
+        stream.buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=True
+    )
+
 
 #: Codes of colors that can be read on black and on white.
 BOLD, DIM, RED, GREEN, YELLOW, BLUE = "1", "2", "31", "32", "33", "34"

@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 
 from trioserve.config import Config
-from trioserve.config.folders import user_state
+from trioserve.config.files import user_state
 from trioserve.errors import ConfigError
 from trioserve.log import get_logger
 from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, gguf, resolve, resolve_projector

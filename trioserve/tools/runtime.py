@@ -7,25 +7,29 @@ this machine, inside a sandbox. An `Isolate` is reached by a program such as ``d
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
 import secrets
 import shlex
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
 import trio
 
+from trioserve.concurrency import Bell, alongside, repeat, run_in_worker
 from trioserve.config import Config
 from trioserve.errors import ToolRuntimeError, ToolTimeoutError
 from trioserve.tools.files.host import HostFiles
 from trioserve.tools.files.isolate import IsolateFiles
 from trioserve.tools.files.store import FileStore
-from trioserve.tools.folders import removing_folders
 from trioserve.tools.process import (
     CommandLimits,
     CommandOutput,
@@ -36,6 +40,7 @@ from trioserve.tools.process import (
     run,
 )
 from trioserve.tools.sandbox import PathSandbox
+from trioserve.tools.supervisor import PREFIX, REMOVE, SYSTEM_PATH
 
 _ASK_TIMEOUT = 15.0
 
@@ -390,3 +395,61 @@ def _existing(name: str) -> Runtime:
         return _in_container(engine, target)
     # Never this machine: the caller wants to be apart from it.
     raise ToolRuntimeError(f"unknown tool runtime: {name}")
+
+
+# -- the private folders of commands that could not be removed when the command ended
+
+#: Seconds that a removal may take. The next start continues it.
+_PATIENCE = 600.0
+
+
+@asynccontextmanager
+async def removing_folders() -> AsyncIterator[Callable[[], None]]:
+    """Remove folders that no command uses, while a block runs: at its start, and when called.
+
+    One is removed after the other, in a process that ends with the block. The first are those of
+    servers that were killed.
+    """
+    bell = Bell()
+
+    async def remove() -> None:
+        found: list[Path] = []
+        await run_in_worker(partial(_find, found))
+        for folder in found:
+            await _remove(folder)
+        await bell.wait()
+
+    async with alongside(partial(repeat, remove)):
+        yield bell.ring
+
+
+def _find(found: list[Path]) -> None:
+    """Look for folders that belong to our user and that no supervisor has locked."""
+    found += filter(_is_left, Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
+
+
+def _is_left(folder: Path) -> bool:
+    try:
+        if folder.lstat().st_uid != os.geteuid():
+            return False
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # it is gone, or no folder
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+async def _remove(folder: Path) -> None:
+    command = ["nice", "sh", "-c", REMOVE, "sh", str(folder)]
+    try:
+        output = await run(command, timeout=_PATIENCE, max_output=500, env={"PATH": SYSTEM_PATH})
+    except ToolRuntimeError as error:
+        _log.warning("the folder %s of a command stays: %s", folder, error)
+        return
+    if output.exit_code:
+        _log.warning("the folder %s of a command stays: %s", folder, output.text.strip())

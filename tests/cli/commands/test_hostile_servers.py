@@ -137,9 +137,3 @@ def test_a_model_is_no_flag_of_an_agent(
 ) -> None:
     answers = {"/v1/models": json_answer({"data": [{"id": model}]}), "/props": PROPS}
     assert f"the name {model!r}" in complaint(["launch", agent], answers, capfd)
-
-
-@pytest.mark.parametrize("url", ["http://[", "http://ä", "http://a b", "http://a/\x1b[2J"])
-def test_addresses_that_cannot_be(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ps", "--url", url]) == 2
-    assert json.dumps(url)[1:4] in capsys.readouterr().err

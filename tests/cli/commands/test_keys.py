@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trioserve.cli.dispatch import run
+from trioserve.cli.main import run
 from trioserve.config.keys import digest_of, read_keys
 
 HASH = f'hash = "sha256:{digest_of("a").hex()}"'

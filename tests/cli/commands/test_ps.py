@@ -155,23 +155,14 @@ def test_nobody_answers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert f"No server answers at {missing}: " in complaint(capsys, "--host", missing)
 
 
-@pytest.mark.parametrize("body", [b"no json", {"data": 5}, {"models": []}, [1], {"data": [3]}])
-def test_something_else_answers(capsys: pytest.CaptureFixture[str], body: Any) -> None:
-    with answering(body) as (url, _):
-        assert f"at {url} does not answer as expected" in complaint(capsys, "--url", url)
-
-
-def test_the_server_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    with answering({"error": {"message": "Invalid API key"}}, 401) as (url, _):
-        assert f"{url} says: Invalid API key" in complaint(capsys, "--url", url)
-
-
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
         (["--url"], "--url needs a value"),
         (["--url", "ftp://x"], "--url must be an address such as http://127.0.0.1:8080, not 'ftp"),
         (["--url", "http://x:99999"], "--url: 'http://x:99999' has no valid port"),
+        (["--url", "http://["], "http://["),
+        (["--url", "http://a/\x1b[2J"], "http://a"),
     ],
 )
 def test_addresses_that_cannot_be(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trioserve.cli.dispatch import run
+from trioserve.cli.main import run
 from trioserve.store import Database, Records
 from trioserve.store.database import owner_of, summary
 

@@ -55,17 +55,13 @@ def typed(*lines: str) -> Read:
 
 async def test_an_answer_is_written_and_remembered() -> None:
     async with chatting() as (chat, output, _):
+        await chat.converse(typed())
+        assert output.getvalue() == ""
         await chat.converse(typed("/set num_predict 4", "Hello", "", "/bye", "not sent"))
         assert [one.role for one in chat.messages] == ["user", "assistant"]
         answer = chat.messages[1].content
         assert answer
         assert output.getvalue() == f"max_tokens is 4.\n{answer}\n"
-
-
-async def test_the_end_of_the_input_ends_the_chat() -> None:
-    async with chatting() as (chat, output, _):
-        await chat.converse(typed())
-        assert output.getvalue() == ""
 
 
 async def test_a_message_that_fails_is_taken_back() -> None:
@@ -270,12 +266,6 @@ def test_without_a_prompt(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(" \n"))
     assert main(["run", "m.gguf"]) == 2
     assert "run needs a prompt" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("word", "beginning"), [("help", "usage: "), ("version", "trioserve ")])
-def test_help_and_version_as_words(word: str, beginning: str, capsys: Any) -> None:
-    assert main([word]) == 0
-    assert capsys.readouterr().out.startswith(beginning)
 
 
 async def test_a_conversation_continues_with_a_summary() -> None:

@@ -18,23 +18,9 @@ from trioserve.tools.builtin.search import FindFiles, GrepFiles
 from trioserve.tools.tool import ToolCallContext
 
 _words = [
-    "a",
-    "d",
-    "d/b",
-    "..",
-    "",
-    "/",
-    "~",
-    "text",
-    "(",
-    "[",
-    "**",
-    "*",
-    "\\",
-    "\0",
-    "\ud800",
+    "a", "d", "d/b", "..", "", "/", "~", "text", "(", "[", "**", "*", "\\", "\0", "\ud800",
     "\udcff",
-]
+]  # fmt: skip
 _texts = st.one_of(st.sampled_from(_words), st.text(max_size=8))
 _values = st.one_of(
     _texts,

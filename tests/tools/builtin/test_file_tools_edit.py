@@ -157,13 +157,9 @@ async def test_a_file_that_is_too_large_or_not_there_is_an_error(tmp_path: Path)
 
 #: Pieces of lines, each with those that are taken for the same.
 _PIECES = [
-    ["a"],
-    ["b"],
-    ["'", "\u2018", "\u2019"],
-    ["-", "\u2014"],
-    [" ", "\u00a0"],
+    ["a"], ["b"], ["'", "\u2018", "\u2019"], ["-", "\u2014"], [" ", "\u00a0"],
     ["\n", " \n", "\t\n"],
-]
+]  # fmt: skip
 _texts = st.lists(st.sampled_from(range(len(_PIECES))), max_size=12)
 
 

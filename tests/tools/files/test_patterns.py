@@ -118,18 +118,14 @@ def test_what_explodes_elsewhere_takes_linear_time() -> None:
     assert time.thread_time() - begin < 1
 
 
-@pytest.mark.parametrize("pattern", ["(", "(?=a)", r"(a)\1", "a{2000}", "[z-a]", "\ud800", "*"])
-def test_what_is_no_expression_is_refused(pattern: str) -> None:
+@pytest.mark.parametrize(
+    "pattern", ["(?=a)", r"(a)\1", "a{2000}", "[z-a]", "\ud800", "*", "((a{100}){100}){100}"]
+)
+def test_an_invalid_or_costly_expression_is_refused(pattern: str) -> None:
     with pytest.raises(ToolFileError, match="invalid regex: "):
         LinePattern(pattern)
 
 
 def test_an_error_shows_the_expression_as_it_was_given() -> None:
-    with pytest.raises(ToolFileError) as caught:
+    with pytest.raises(ToolFileError, match=r"^invalid regex: missing \): a\($"):
         LinePattern("a(")
-    assert caught.value.message == "invalid regex: missing ): a("
-
-
-def test_an_expression_that_would_need_too_much_memory_is_refused() -> None:
-    with pytest.raises(ToolFileError, match="invalid regex: "):
-        LinePattern("((a{100}){100}){100}")

@@ -22,7 +22,6 @@ from trioserve.errors import ToolServerError
 from trioserve.tools.mcp import http
 from trioserve.tools.mcp.entries import HttpEntry
 from trioserve.tools.mcp.session import McpSession, with_session
-from trioserve.tools.tool import ToolCallContext
 
 #: The SDK's client leaves its streams to the garbage collector, which closes them.
 pytestmark = pytest.mark.filterwarnings(
@@ -48,7 +47,6 @@ class Server:
         reads = ToolAnnotations(read_only_hint=True, title="Echo")
         self.mcp.tool(annotations=reads)(self.echo)
         self.mcp.tool()(self.sleep)
-        self.mcp.tool()(self.steps)
         self.mcp.tool()(self.authorization)
         self.mcp.tool()(self.question)
 
@@ -66,12 +64,6 @@ class Server:
         finally:
             self.n_running -= 1
         return "slept"
-
-    async def steps(self, n: int, seconds: float, context: Context) -> str:
-        for i in range(n):
-            await trio.sleep(seconds)
-            await context.report_progress(i + 1, n, "on the way")
-        return "done"
 
     async def authorization(self, context: Context) -> str:
         assert context.request_context.request is not None
@@ -151,19 +143,6 @@ async def test_a_call_does_not_wait_for_a_server_that_is_slow_to_hear_of_another
         await heard.wait()
         assert (await call(servers, "a_tool")).text == "x"
         assert trio.current_time() - start < 20
-
-
-@pytest.mark.system
-async def test_progress_and_a_timeout() -> None:
-    told: list[str] = []
-    async with remote(Server()) as url, opened(a={"url": url, "timeout_ms": 800}) as servers:
-        context = ToolCallContext(on_output=told.append)
-        answer = await servers.tools["a_steps"].call({"n": 4, "seconds": 0.25}, context)
-        assert answer.text == "done"
-        assert told == [f"{i} of 4: on the way\n" for i in range(1, 5)]
-        assert (
-            "no answer after 0.8 s" in (await call(servers, "a_sleep", seconds=9)).answer["error"]
-        )
 
 
 async def _serve(

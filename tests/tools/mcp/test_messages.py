@@ -1,19 +1,29 @@
-"""What is taken of the messages of an MCP server."""
+"""The limits of messages to and from an MCP server."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, strategies as st
-from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    JSONRPCError,
+    JSONRPCMessage,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
+)
+from trio.testing import wait_all_tasks_blocked
 
 from tests.support.json_values import JSON
 from trioserve.tools.mcp import messages
-from trioserve.tools.mcp.messages import MAX_ID, MAX_VALUES, Intake, count_values, fault_of
+from trioserve.tools.mcp.messages import MAX_VALUES, Intake, Outbox, Pace, count_values
 
 
 def n_values(value: Any) -> int:
@@ -73,31 +83,52 @@ async def test_long_messages_count_for_the_pace(autojump_clock: trio.testing.Moc
     assert 4 < trio.current_time() - start < 7  # 400,000 values a second
 
 
-LONG = "x" * (MAX_ID + 1)
-FAULTY = [
-    JSONRPCRequest(jsonrpc="2.0", id=LONG, method="ping"),
-    JSONRPCRequest(jsonrpc="2.0", id=1, method=LONG),
-    JSONRPCRequest(jsonrpc="2.0", id=10**400, method="ping"),
-    JSONRPCResponse(jsonrpc="2.0", id="9" * 5000, result={}),
-    JSONRPCNotification(
-        jsonrpc="2.0", method="notifications/cancelled", params={"requestId": "9" * 5000}
-    ),
-    *(
-        JSONRPCNotification(jsonrpc="2.0", method="notifications/progress", params=params)
-        for params in (
-            {"progressToken": "9" * 5000, "progress": 1},
-            {"progressToken": 1, "progress": 10**400},
-            {"progressToken": 1, "progress": 1, "total": -(10**400)},
-        )
-    ),
-]
+async def test_a_pace(autojump_clock: trio.testing.MockClock) -> None:
+    pace, start = Pace(10), trio.current_time()
+    for _ in range(10):
+        await pace.step()
+    assert trio.current_time() == start
+    for _ in range(10):
+        await pace.step()
+    assert trio.current_time() - start == pytest.approx(1)
+    await trio.sleep(100)  # what was not used is not saved for later
+    for _ in range(30):
+        await pace.step()
+    assert trio.current_time() - start == pytest.approx(103)
 
 
-def test_ids_and_numbers_that_the_protocol_does_not_need() -> None:
-    assert all(fault_of(message) for message in FAULTY)
-    assert not fault_of(JSONRPCRequest(jsonrpc="2.0", id="x" * MAX_ID, method="ping"))
-    progress = {"progressToken": "1", "progress": 2**53, "total": 1e300}
-    assert not fault_of(
-        JSONRPCNotification(jsonrpc="2.0", method="notifications/progress", params=progress)
-    )
-    assert not fault_of(JSONRPCResponse(jsonrpc="2.0", id=1, result={"id": LONG}))
+REQUEST = JSONRPCRequest(jsonrpc="2.0", id=1, method="tools/call", params={"a": "x" * 1000})
+ANSWER = JSONRPCResponse(jsonrpc="2.0", id="x", result={"a": "x" * 1000})
+GIVEN_UP = JSONRPCNotification(jsonrpc="2.0", method="cancelled", params={"requestId": 1})
+
+
+async def send(outbox: Outbox, message: JSONRPCMessage) -> None:
+    await outbox.send(SessionMessage(message))
+
+
+async def test_a_server_that_does_not_read_gets_no_more_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "MAX_UNREAD", 10_000)
+    outbox, n_kept = Outbox(), 0
+    with pytest.raises(anyio.BrokenResourceError):  # which the SDK takes for a closed stream
+        while True:
+            await send(outbox, ANSWER)
+            n_kept += 1
+    assert 5 < n_kept <= 10
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send, outbox, REQUEST)  # waits
+        await send(outbox, GIVEN_UP)
+        await wait_all_tasks_blocked()
+        sent = [(await anext(outbox.__aiter__()))[0].message for _ in range(n_kept + 1)]
+        assert sent == [ANSWER] * n_kept + [GIVEN_UP]
+    assert (await anext(outbox.__aiter__()))[0].message == REQUEST
+    await send(outbox, ANSWER)
+
+
+async def test_nothing_is_sent_after_the_end() -> None:
+    outbox = Outbox()
+    outbox.end()
+    for message in (REQUEST, ANSWER, GIVEN_UP):
+        with pytest.raises(anyio.BrokenResourceError):
+            await send(outbox, message)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trioserve.cli.terminal.chat import COMMANDS, Read, TerminalChat
-from trioserve.config.folders import user_state
+from trioserve.config.files import user_state
 from trioserve.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from trioserve.chat.messages import Image
-from trioserve.config.folders import user_state
+from trioserve.config.files import user_state
 from trioserve.errors import ConfigError, InvalidMediaError
 
 #: The path of an image in a message: in quotes, or with escaped spaces, as terminals drop files.

@@ -29,7 +29,7 @@ from typing import Any
 import attrs
 
 from trioserve.config import Config
-from trioserve.config.folders import user_cache
+from trioserve.config.files import user_cache
 from trioserve.errors import ConfigError, ModelLoadError
 from trioserve.llama import library
 from trioserve.llama.devices import ggml

@@ -22,7 +22,7 @@ from pathlib import Path
 import attrs
 from filelock import FileLock
 
-from trioserve.config.folders import expanded, user_cache
+from trioserve.config.files import expanded, user_cache
 from trioserve.errors import ConfigError, HubError, HubNotFoundError, UnknownQuantError
 from trioserve.models.gguf import GgufName
 from trioserve.models.hub.download import disk_errors, try_lock

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import attrs
 import trio
 
-from trioserve.config.folders import expanded, user_cache
+from trioserve.config.files import expanded, user_cache
 from trioserve.errors import HubError, HubUnavailableError
 from trioserve.log import get_logger
 from trioserve.models.gguf import GgufName

@@ -53,7 +53,7 @@ _MAX_EDITED = 4 * 2**20
 _MAX_EDITS = 256
 _MAX_EDIT_SECONDS = 15.0
 
-#: Characters on keyboards that models write in place of others: llama-server's, each of which
+#: Characters of a keyboard that models write in place of others, as llama-server has them: each
 #: stands for one character. Other whitespace at the end of a line does not matter, either.
 _ALIKE = str.maketrans(
     dict.fromkeys("\u2018\u2019\u201a\u201b", "'")

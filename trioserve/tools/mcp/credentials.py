@@ -19,8 +19,7 @@ import httpx2
 import msgspec
 import trio
 
-from trioserve.config.files import replace_file
-from trioserve.config.folders import user_state
+from trioserve.config.files import replace_file, user_state
 from trioserve.errors import ConfigError, ToolServerError, TrioServeError
 from trioserve.log import get_logger
 from trioserve.media.fetch import FAILURES, read_bounded

@@ -23,8 +23,7 @@ from mcp_types import INVALID_REQUEST
 from trioserve.errors import ToolServerError
 from trioserve.tools.mcp.credentials import Bearer
 from trioserve.tools.mcp.entries import HttpEntry
-from trioserve.tools.mcp.messages import MAX_MESSAGE, TRANSPORT_FAILED, Intake, Pace
-from trioserve.tools.mcp.outbox import Outbox
+from trioserve.tools.mcp.messages import MAX_MESSAGE, TRANSPORT_FAILED, Intake, Outbox, Pace
 
 if TYPE_CHECKING:
     from mcp.client._transport import WriteStream

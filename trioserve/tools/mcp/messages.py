@@ -1,4 +1,4 @@
-"""What an MCP server sends: how much of it is taken, and how a message is read."""
+"""Messages to and from an MCP server: their limits, and how they are read."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import json
 import math
 from typing import Any
 
+import anyio
 import msgspec
 import trio
+from mcp.shared.message import SessionMessage
 from mcp_types import (
     ErrorData,
     JSONRPCError,
     JSONRPCMessage,
     JSONRPCNotification,
+    JSONRPCRequest,
+    JSONRPCResponse,
     jsonrpc_message_adapter,
 )
+
+from trioserve.concurrency import Feed
 
 #: Bytes of a message. A server that sends a longer one is ended.
 MAX_MESSAGE = 8 * 2**20
@@ -32,6 +38,12 @@ _VALUES_AS_A_MESSAGE = 200
 
 #: Messages above this many bytes are parsed in a thread.
 _LONG_MESSAGE = 2**16
+
+#: Bytes that a server leaves unread. Calls wait while there are more, and answers are dropped.
+MAX_UNREAD = 16 * 2**20
+
+#: Bytes that are counted for an unread message in addition to its text.
+_OVERHEAD = 500
 
 #: The code of errors that no server has sent: a transport found no answer.
 TRANSPORT_FAILED = -32099
@@ -86,7 +98,7 @@ class Intake:
         """Read a message. An answer with too many values becomes an error.
 
         Raises:
-            ValueError, RecursionError: it is no message.
+            ValueError, RecursionError: it is invalid.
         """
         problem = await self.admit(data)
         if problem is not None:
@@ -98,9 +110,42 @@ class Intake:
 
 
 class _Head(msgspec.Struct):
-    """What says whose answer a message is."""
+    """The id of an answer."""
 
     id: int
+
+
+class Outbox(Feed[tuple[SessionMessage, bytes]]):
+    """A queue of messages, each with its JSON and a newline.
+
+    It has a limit, and never waits to say that a call was given up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(MAX_UNREAD, weigh=lambda item: len(item[1]) + _OVERHEAD)
+
+    async def send(self, item: SessionMessage) -> None:
+        """Have a message sent. The answer to a request of a server that does not read is dropped.
+
+        Raises:
+            anyio.BrokenResourceError: the server has ended, or no longer reads.
+        """
+        data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+        if isinstance(item.message, JSONRPCRequest):
+            await self.room()
+        is_answer = isinstance(item.message, JSONRPCResponse | JSONRPCError)
+        if self.is_over or (is_answer and self.is_full):
+            raise anyio.BrokenResourceError
+        self.put((item, data))
+
+    async def aclose(self) -> None:
+        self.end()
+
+    async def __aenter__(self) -> Outbox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.end()
 
 
 def _error(id: int, problem: str) -> JSONRPCError:
@@ -110,7 +155,7 @@ def _error(id: int, problem: str) -> JSONRPCError:
 
 
 def is_awaited(message: JSONRPCMessage) -> bool:
-    """Whether a message has a reader. Most notifications are for the logs of other clients."""
+    """Test for a message with a reader: most notifications are for the logs of other clients."""
     if not isinstance(message, JSONRPCNotification):
         return True
     if message.method == "notifications/progress":
@@ -133,10 +178,10 @@ def fault_of(message: JSONRPCMessage) -> str | None:
 
 
 def read_message(line: bytes) -> JSONRPCMessage:
-    """Read a message. Text that is no Unicode is corrected, and an answer that is none is an error.
+    """Read a message. Halves of surrogate pairs are replaced; an invalid answer is an error.
 
     Raises:
-        ValueError, RecursionError: it is no message.
+        ValueError, RecursionError: it is invalid.
     """
     try:
         return jsonrpc_message_adapter.validate_json(line, by_name=False)

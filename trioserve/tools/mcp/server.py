@@ -114,7 +114,7 @@ class McpServer:
         raise AssertionError("the second attempt returns or raises")
 
     async def _running(self) -> _Connection:
-        """The connection, which is started if need be. Raises ToolServerError."""
+        """The connection, which is started unless it runs. Raises ToolServerError."""
         while True:
             run = self._run
             if run is None or run.is_over():

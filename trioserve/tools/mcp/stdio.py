@@ -20,8 +20,7 @@ from trioserve.children.lines import LineReader, LineTooLongError
 from trioserve.errors import ToolServerError
 from trioserve.log import get_logger
 from trioserve.tools.mcp.entries import StdioEntry
-from trioserve.tools.mcp.messages import MAX_MESSAGE, Intake, Pace
-from trioserve.tools.mcp.outbox import Outbox
+from trioserve.tools.mcp.messages import MAX_MESSAGE, Intake, Outbox, Pace
 from trioserve.tools.process import Process, clean_environment, open_process
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ class _Server:
         return f"{how}; it wrote last: {words}" if words else how
 
     async def _message(self, line: bytes) -> JSONRPCMessage | None:
-        """The message of a line; None: it is none."""
+        """The message of a line; None: another text."""
         try:
             return await self._intake.read(line)
         except (ValueError, RecursionError, msgspec.MsgspecError):
