@@ -1,4 +1,4 @@
-"""Tests of the command, some of which run it in this process, and some with a hub."""
+"""Fixtures for tests of the command in this process, and with a hub."""
 
 from tests.hub.fixtures import cache, hub
 from tests.support.forgetful_logs import forgetful_logs

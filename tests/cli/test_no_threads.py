@@ -49,7 +49,7 @@ async def chat(running: Running, **fields: Any) -> tuple[int, str]:
 
 
 def has_workers(pid: int) -> bool:
-    """Whether a process has threads of Trio."""
+    """A process has threads of Trio."""
     names = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/comm")]
     return any(name.startswith("Trio") for name in names)
 

@@ -1,4 +1,4 @@
-"""The command as a router: many models, each in a process of its own."""
+"""The command as a router: many models, each in a separate process."""
 
 from __future__ import annotations
 

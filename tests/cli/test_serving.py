@@ -1,4 +1,4 @@
-"""How serving begins and ends: what stops it before it begins, signals, the drain."""
+"""The start and the end of serving: mistakes, signals, the drain."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDLESS = {"prompt": "Once upon a time", "stream": True, "ignore_eos": True, "te
 
 def test_a_mistake_of_ours_ends_it_with_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_args: object, **_kwargs: object) -> None:
-        raise RuntimeError("nobody expected this")
+        raise RuntimeError("unexpected")
 
     monkeypatch.setattr("trioserve.llama.load", broken)
     with structlog.testing.capture_logs() as lines:
@@ -141,7 +141,7 @@ async def test_a_second_signal_ends_it_at_once() -> None:
 async def test_a_client_that_does_not_read_cannot_keep_it_from_ending() -> None:
     async with (
         serving("-c", "32768", "--drain-timeout", "0.2", "--unread-tokens", "100000") as running,
-        streaming(running),  # and nobody reads the rest
+        streaming(running),  # the rest stays unread
     ):
         running.process.send_signal(signal.SIGTERM)
         assert await running.process.wait() == 0

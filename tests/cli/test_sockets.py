@@ -34,7 +34,7 @@ def test_a_unix_socket_that_is_in_use_stays(tmp_path: Path) -> None:
         first.listen()
         with pytest.raises(OSError, match="in use"):
             open_socket(str(path), 0)
-    with open_socket(str(path), 0) as second:  # nobody listens on the path any more
+    with open_socket(str(path), 0) as second:  # the first has been closed
         assert second.getsockname() == str(path)
 
 

@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 @attrs.define
 class Started:
-    """A server in a process of its own, and what it tells."""
+    """A server in a separate process, and its reports."""
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
@@ -136,4 +136,4 @@ def test_without_a_listener_nothing_is_told() -> None:
     ours, theirs = socket.socketpair()
     ours.close()
     with theirs:
-        Reporter(ParentSocket(theirs)).tell(Ready())  # whoever listened has gone
+        Reporter(ParentSocket(theirs)).tell(Ready())  # the listener has gone

@@ -1,4 +1,4 @@
-"""A server whose standard error cannot be written: its disk is full, or nobody reads the pipe."""
+"""A server whose standard error cannot be written: its disk is full, or the pipe has no reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What flags set for all requests, and requests set for themselves."""
+"""Defaults of requests that flags set, and that requests override."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ FIELDS = st.sampled_from([
 def test_any_file_is_read_or_refused(
     tables: dict[str, dict[str, object]], data: st.DataObject
 ) -> None:
-    """What is read holds what was written, in the ranges that the rest of the server relies on."""
+    """Keys have the values of the file, in the ranges that the server relies on."""
     lines = []
     for i, (name, fields) in enumerate(tables.items()):
         if data.draw(st.booleans()):

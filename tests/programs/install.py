@@ -71,7 +71,7 @@ def _run(command: Sequence[str], folder: Path) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. A program that cannot be installed is no failure."""
+    """Run the command. The exit code does not tell of programs that cannot be installed."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.programs.install", description=(__doc__ or "").partition("\n")[0]
     )

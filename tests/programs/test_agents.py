@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -43,14 +43,13 @@ COUNT = "wc -c < notes.txt > size.txt"
 
 @attrs.frozen
 class Task:
-    """The arguments of an agent, and the tool calls that do the task.
+    """The arguments of an agent for the task.
 
     `wants` are the hosts that it contacts regardless of its settings; the test refuses them.
     `probes` are routes of other servers that it requests to identify the server.
     """
 
     arguments: Sequence[str]
-    steps: Callable[[Path], Sequence[Call]]
     environ: Mapping[str, str] = attrs.field(factory=dict)
     wants: Set[str] = frozenset()
     probes: Set[str] = frozenset()
@@ -66,130 +65,97 @@ PATCH = """apply_patch <<'EOF'
 EOF"""
 
 
-def codex(_folder: Path) -> Sequence[Call]:
-    return [("exec_command", {"cmd": cmd}) for cmd in ("cat notes.txt", PATCH, COUNT)]
+#: Stands for the folder of the task.
+FOLDER = "$FOLDER"
+NOTES = f"{FOLDER}/notes.txt"
+CHANGE = {"old_string": "world", "new_string": "trioserve"}
+DESCRIBED = {"command": COUNT, "description": "Count the bytes"}
+COUNTED = {"summary": "Count the bytes", "riskLevel": "low", "riskLevelReason": "It counts."}
+MERGE = "<<<<<<< ORIGINAL\nhello world\n=======\nhello trioserve\n>>>>>>> UPDATED"
 
-
-def claude(folder: Path) -> Sequence[Call]:
-    path = str(folder / "notes.txt")
-    return [
-        ("Read", {"file_path": path}),
-        ("Edit", {"file_path": path, "old_string": "world", "new_string": "trioserve"}),
-        ("Bash", {"command": COUNT, "description": "Count the bytes"}),
-    ]
-
-
-def opencode(folder: Path) -> Sequence[Call]:
-    path = str(folder / "notes.txt")
-    return [
-        ("read", {"filePath": path}),
-        ("edit", {"filePath": path, "oldString": "world", "newString": "trioserve"}),
-        ("bash", {"command": COUNT, "description": "Count the bytes"}),
-    ]
-
-
-def qwen(folder: Path) -> Sequence[Call]:
-    path = str(folder / "notes.txt")
-    return [
-        ("read_file", {"file_path": path}),
-        ("edit", {"file_path": path, "old_string": "world", "new_string": "trioserve"}),
+#: The tool calls that do the task, by the agent.
+CALLS: Mapping[str, Sequence[Call]] = {
+    "codex": [("exec_command", {"cmd": cmd}) for cmd in ("cat notes.txt", PATCH, COUNT)],
+    "claude": [
+        ("Read", {"file_path": NOTES}),
+        ("Edit", {"file_path": NOTES, **CHANGE}),
+        ("Bash", DESCRIBED),
+    ],
+    "opencode": [
+        ("read", {"filePath": NOTES}),
+        ("edit", {"filePath": NOTES, "oldString": "world", "newString": "trioserve"}),
+        ("bash", DESCRIBED),
+    ],
+    "qwen": [
+        ("read_file", {"file_path": NOTES}),
+        ("edit", {"file_path": NOTES, **CHANGE}),
         ("run_shell_command", {"command": COUNT, "is_background": False}),
-    ]
-
-
-def cline(folder: Path) -> Sequence[Call]:
-    path = str(folder / "notes.txt")
-    return [
-        ("read_files", {"files": [{"path": path}]}),
-        ("editor", {"path": path, "old_text": "world", "new_text": "trioserve"}),
+    ],
+    "cline": [
+        ("read_files", {"files": [{"path": NOTES}]}),
+        ("editor", {"path": NOTES, "old_text": "world", "new_text": "trioserve"}),
         ("run_commands", {"commands": [COUNT]}),
-    ]
-
-
-def continues(folder: Path) -> Sequence[Call]:
-    path = str(folder / "notes.txt")
-    return [
-        ("Read", {"filepath": path}),
-        ("Edit", {"file_path": path, "old_string": "world", "new_string": "trioserve"}),
+    ],
+    "continue": [
+        ("Read", {"filepath": NOTES}),
+        ("Edit", {"file_path": NOTES, **CHANGE}),
         ("Bash", {"command": COUNT}),
-    ]
-
-
-def pi(_folder: Path) -> Sequence[Call]:
-    edits = [{"oldText": "world", "newText": "trioserve"}]
-    return [
+    ],
+    "pi": [
         ("read", {"path": "notes.txt"}),
-        ("edit", {"path": "notes.txt", "edits": edits}),
-        ("bash", {"command": COUNT}),
-    ]
-
-
-def copilot(folder: Path) -> Sequence[Call]:
-    path = str(folder / "notes.txt")
-    return [
-        ("view", {"path": path}),
-        ("edit", {"path": path, "old_str": "world", "new_str": "trioserve"}),
-        ("bash", {"command": COUNT, "description": "Count the bytes"}),
-    ]
-
-
-def droid(folder: Path) -> Sequence[Call]:
-    path = str(folder / "notes.txt")
-    return [
-        ("Read", {"file_path": path}),
-        ("Edit", {"file_path": path, "old_str": "world", "new_str": "trioserve"}),
         (
-            "Execute",
-            {
-                "command": COUNT,
-                "summary": "Count the bytes",
-                "riskLevel": "low",
-                "riskLevelReason": "It counts.",
-            },
+            "edit",
+            {"path": "notes.txt", "edits": [{"oldText": "world", "newText": "trioserve"}]},
         ),
-    ]
-
-
-def hermes(folder: Path) -> Sequence[Call]:
-    path = str(folder / "notes.txt")
-    edit = {"mode": "replace", "path": path, "old_string": "world", "new_string": "trioserve"}
-    return [
-        ("read_file", {"path": path}),
-        ("patch", edit),
-        ("terminal", {"command": f"cd {folder} && {COUNT}"}),
-    ]
-
-
-def gptme(_folder: Path) -> Sequence[Call]:
-    patch = "<<<<<<< ORIGINAL\nhello world\n=======\nhello trioserve\n>>>>>>> UPDATED"
-    return [
+        ("bash", {"command": COUNT}),
+    ],
+    "copilot": [
+        ("view", {"path": NOTES}),
+        ("edit", {"path": NOTES, "old_str": "world", "new_str": "trioserve"}),
+        ("bash", DESCRIBED),
+    ],
+    "droid": [
+        ("Read", {"file_path": NOTES}),
+        ("Edit", {"file_path": NOTES, "old_str": "world", "new_str": "trioserve"}),
+        ("Execute", {"command": COUNT, **COUNTED}),
+    ],
+    "hermes": [
+        ("read_file", {"path": NOTES}),
+        ("patch", {"mode": "replace", "path": NOTES, **CHANGE}),
+        ("terminal", {"command": f"cd {FOLDER} && {COUNT}"}),
+    ],
+    "gptme": [
         ("shell", {"command": "cat notes.txt"}),
-        ("patch", {"path": "notes.txt", "patch": patch}),
+        ("patch", {"path": "notes.txt", "patch": MERGE}),
         ("shell", {"command": COUNT}),
-    ]
+    ],
+}
+
+
+def calls_of(name: str, folder: Path) -> Sequence[Call]:
+    calls = json.loads(json.dumps(CALLS[name]).replace(FOLDER, str(folder)))
+    return [(tool, arguments) for tool, arguments in calls]
 
 
 TASKS = {
     "codex": Task(
         ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK],
-        codex,
         wants=frozenset({"api.github.com:443", "chatgpt.com:443", "github.com:443"}),  # plugins
     ),
-    "claude": Task(["-p", "--dangerously-skip-permissions", TASK], claude, {"IS_SANDBOX": "1"}),
-    "opencode": Task(["run", TASK], opencode, wants=frozenset({"registry.npmjs.org:443"})),
-    "qwen": Task(["--yolo", "-p", TASK], qwen),
-    "cline": Task([TASK], cline, wants=frozenset({"data.cline.bot:443", "otel.cline.bot:443"})),
-    "continue": Task(["--auto", "-p", TASK], continues),
-    "pi": Task(["-p", TASK], pi),
-    "copilot": Task(["-p", TASK, "--allow-all-tools"], copilot),
-    "droid": Task(["exec", "--skip-permissions-unsafe", TASK], droid),
+    "claude": Task(["-p", "--dangerously-skip-permissions", TASK], {"IS_SANDBOX": "1"}),
+    "opencode": Task(["run", TASK], wants=frozenset({"registry.npmjs.org:443"})),
+    "qwen": Task(["--yolo", "-p", TASK]),
+    "cline": Task([TASK], wants=frozenset({"data.cline.bot:443", "otel.cline.bot:443"})),
+    "continue": Task(["--auto", "-p", TASK]),
+    "pi": Task(["-p", TASK]),
+    "copilot": Task(["-p", TASK, "--allow-all-tools"]),
+    "droid": Task(["exec", "--skip-permissions-unsafe", TASK]),
     "hermes": Task(
         ["--yolo", "-z", TASK],
-        hermes,
         wants=frozenset({"pypi.org:443"}),
         probes=frozenset({"/api/v1/models"}),  # LM Studio's
     ),
-    "gptme": Task(["--non-interactive", TASK], gptme),
+    "gptme": Task(["--non-interactive", TASK]),
 }
 
 
@@ -230,7 +196,7 @@ async def do_task(name: str, url: str, workplace: Workplace) -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 async def test_an_agent_does_its_task(name: str, workplace: Workplace, works: Works) -> None:
-    script = ToolScript(steps=TASKS[name].steps(workplace.folder))
+    script = ToolScript(steps=calls_of(name, workplace.folder))
     async with served(script) as server:
         await do_task(name, server.url, workplace)
     refused = {one.path for one in server.refused}
@@ -246,7 +212,7 @@ def not_called(prompt: str) -> str:
 async def test_an_agent_works_through_the_router(
     name: str, workplace: Workplace, works: Works
 ) -> None:
-    script = ToolScript(steps=TASKS[name].steps(workplace.folder))
+    script = ToolScript(steps=calls_of(name, workplace.folder))
     async with routed({"one": backend_of(not_called), "two": backend_of(script)}) as router:
         task = TASKS[name]
         command = launching(name, router.url, *task.arguments, flags=["--model", "two"])
@@ -278,7 +244,7 @@ async def test_claude_code_works_with_other_formats(
     text = chat_templates()[template].read_text(encoding="utf-8")
     write = WRITERS[family].write_calls
     script = ToolScript(
-        steps=TASKS["claude"].steps(workplace.folder),
+        steps=calls_of("claude", workplace.folder),
         write=lambda calls: write([(name, dict(arguments)) for name, arguments in calls]),
         **marks,
     )
@@ -309,7 +275,7 @@ async def test_codex_with_oss(workplace: Workplace, works: Works) -> None:
     command, *arguments = TASKS["codex"].arguments
     oss = ["--oss", "--local-provider", "ollama", "--model", "scripted"]
     quiet = ["-c", "analytics.enabled=false"]
-    async with served(ToolScript(steps=codex(workplace.folder))) as server:
+    async with served(ToolScript(steps=calls_of("codex", workplace.folder))) as server:
         url = {"CODEX_OSS_BASE_URL": f"{server.url}/v1"}
         ended = await run(
             ["codex", command, *oss, *quiet, *arguments],

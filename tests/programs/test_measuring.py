@@ -90,7 +90,7 @@ async def test_aiperf(kind: str, tmp_path: Path, works: Works) -> None:
     works("aiperf", kind)
 
 
-#: What is refused by others: a server of one model does not need its name, and compacts nothing.
+#: Checks that fail here: a server of one model does not need its name, and compacts nothing.
 NOT_HERE = {
     "openai-chat": {"chat-error-handling"},
     "open-responses": {"error-handling"},

@@ -130,7 +130,7 @@ def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 async def is_apart(folder: Path) -> bool:
-    """Whether commands have namespaces here."""
+    """Commands have namespaces here."""
     output = await command("readlink /proc/self/ns/pid", folder)
     return output.text.strip() != os.readlink("/proc/self/ns/pid")
 

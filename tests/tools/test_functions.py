@@ -1,4 +1,4 @@
-"""Tools that are Python functions: what the model is told of them, and how they are called."""
+"""Tools that are Python functions: their descriptions for the model, and their calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def call(function: Callable[..., Any], **arguments: Any) -> ToolResult:
     return await tool_of(function).call(arguments, ToolCallContext())
 
 
-# -- what the model is told
+# -- descriptions
 
 
 @dataclass

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.system
 
 ENV = clean_environment()
 
-#: Runs, of which most are cancelled. With 500, it takes 15 seconds.
+#: Runs; most are cancelled. 500 take 15 seconds.
 N_RUNS = int(os.environ.get("TRIOSERVE_TEST_RUNS", "60"))
 
 LEAVES_MANY = """
@@ -108,7 +108,7 @@ async def test_a_command_that_kills_its_supervisor_ends(temporary: Path) -> None
 
 
 async def test_a_supervisor_without_descriptors_ends_all(temporary: Path) -> None:
-    """It cannot list processes then, which is not the same as that there are none."""
+    """It cannot list processes then, and must not conclude that all have ended."""
     code = "import os, resource; resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (3, 3))"
     command = f"setsid sleep 1000 & exec python3 -c '{code}; import time; time.sleep(1000)'"
     with patiently():

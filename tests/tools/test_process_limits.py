@@ -20,10 +20,10 @@ pytestmark = pytest.mark.system
 
 ENV = clean_environment()
 
-#: A bomb that ends by itself: at most 2,000 processes, each of which forks two more.
+#: A bomb that ends by itself: at most 2,000 processes; each forks two more.
 BOMB = "bomb() { if [ $1 -gt 0 ]; then bomb $(($1 - 1)) & bomb $(($1 - 1)) & fi; wait; sleep 9; }"
 
-#: The same, where each has a session of its own.
+#: The same, with a new session for each.
 SESSIONS = """
 export BOMB='[ $1 -gt 0 ] && for i in 1 2; do setsid sh -c "$BOMB" sh $(($1 - 1)) & done; sleep 9'
 sh -c "$BOMB" sh 8

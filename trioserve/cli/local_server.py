@@ -100,7 +100,7 @@ def only(models: Sequence[Model]) -> str:
 
     Raises:
         ConfigError: there are several.
-        UnavailableError: there is none.
+        UnavailableError: it has no model.
     """
     if not models:
         raise UnavailableError("the server has no models")

@@ -352,7 +352,7 @@ async def _follow_failure(service: AppState, status: Reporter) -> None:
 
 # -- sockets
 
-#: What the kernel keeps for a client that does not read, in all and before it is sent. The default
+#: Bytes that the kernel keeps for a client that does not read, in all and unsent. The default
 #: would be megabytes, so that a request runs on for thousands of tokens before it is paused.
 _SEND_BUFFER, _UNSENT = 128 * 1024, 32 * 1024
 

@@ -179,7 +179,7 @@ def _real_path(path: str) -> str:
         return os.path.realpath(path)
     except RecursionError:
         raise ToolFileError(f"there are too many symbolic links: {path}") from None
-    except OSError as error:  # something became a link, or is none any longer, at this moment
+    except OSError as error:  # at this moment, something became a link, or stopped being one
         raise ToolFileError(f"{path}: {error.strerror}") from None
 
 

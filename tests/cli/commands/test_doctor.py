@@ -24,7 +24,7 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @attrs.frozen
 class Report:
-    """What the command has printed, by the things that it looks at."""
+    """The output of the command, by the things that it looks at."""
 
     code: int
     lines: list[str]

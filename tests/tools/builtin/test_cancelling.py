@@ -1,4 +1,4 @@
-"""A call that nobody waits for stops, and leaves nothing."""
+"""Calls that are cancelled stop, and leave nothing."""
 
 from __future__ import annotations
 

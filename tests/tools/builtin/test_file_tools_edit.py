@@ -32,7 +32,7 @@ def edit(old: str, new: str) -> dict[str, str]:
         (b"1\r\n2\r\n", [("1\n2", "3\n4\n5")], b"3\r\n4\r\n5\r\n"),
         (b"1\r\n2\r\n", [("1\r\n", "x\r\n")], b"x\r\n2\r\n"),
         (b"1\r\n2\n3\n", [("2\n3", "x")], b"1\r\nx\n"),
-        # What looks alike is found where nothing is exactly so.
+        # Text that looks alike is found where no text is equal.
         ("a = \u201cx\u201d \u2014 y  \nz\n".encode(), [('"x" - y\nz', "w")], b"a = w\n"),
         ("a\u00a0b\n".encode(), [("a b", "c")], b"c\n"),
         (b"a  \nb\n", [("a\nb", "c")], b"c\n"),

@@ -1,4 +1,4 @@
-"""What .gitignore names is not listed in a repository, as Git itself would have it."""
+"""Files that .gitignore names are not listed in a repository, as with Git."""
 
 from __future__ import annotations
 

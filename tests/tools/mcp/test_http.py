@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class Confirmation(BaseModel):
-    """What a server asks."""
+    """A question of a server."""
 
     sure: bool = True
 

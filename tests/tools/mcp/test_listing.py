@@ -1,4 +1,4 @@
-"""Which tools of an MCP server are kept."""
+"""The tools of an MCP server that are kept."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ async def test_a_server_that_is_busy_with_another_call_is_not_stopped(
             nursery.start_soon(block)
             with trio.move_on_after(0.1):
                 await call(servers, "a_sleep", seconds=1000)
-    assert answers[0].answer == {"error": "'block'"}  # which is what it answers, in the end
+    assert answers[0].answer == {"error": "'block'"}  # the answer of the server
 
 
 async def test_odd_starts() -> None:

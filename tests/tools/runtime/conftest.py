@@ -1,4 +1,4 @@
-"""Programs in the place of docker, podman and ssh. They note what they are told, and do it here."""
+"""Programs in the place of docker, podman and ssh, which note their arguments and run commands."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ cd "$FAKE" && exec sh -c "$last"
 
 @attrs.frozen
 class Fake:
-    """Where the programs keep what they do."""
+    """The folder where the programs note their calls."""
 
     folder: Path
 
     @property
     def calls(self) -> list[str]:
-        """What was called, in lines; scripts have more than one."""
+        """The calls, in lines; scripts have more than one."""
         return (self.folder / "calls").read_text().splitlines()
 
     @property

@@ -1,9 +1,10 @@
-"""What is said while a model loads."""
+"""Progress of loads and of downloads."""
 
 from __future__ import annotations
 
 import io
 import threading
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,13 +14,14 @@ import structlog
 from tests.support.command import Terminal
 from trioserve.children.reports import decode
 from trioserve.cli import progress
-from trioserve.cli.progress import EarlyLoad, LoadReport, Reporter, load
+from trioserve.cli.progress import DownloadReport, EarlyLoad, LoadReport, Reporter, load
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama.rpc import library
+from trioserve.models.hub import DownloadProgress
 
 
-def test_progress_on_a_terminal_is_one_line_that_changes() -> None:
+def test_a_load_on_a_terminal_is_one_line_that_changes() -> None:
     stream = Terminal()
     report = LoadReport("x.gguf", stream, patience=0)
     report(0.25)
@@ -28,21 +30,16 @@ def test_progress_on_a_terminal_is_one_line_that_changes() -> None:
     assert stream.getvalue() == "\rLoading x.gguf:  25%\x1b[K\rLoading x.gguf: 100%\x1b[K\r\x1b[K"
 
 
-def test_progress_elsewhere_is_a_log_line_each_quarter() -> None:
+@pytest.mark.parametrize(("patience", "percents"), [(0, [25, 50, 100]), (60, [])])
+def test_a_slow_load_elsewhere_is_a_log_line_each_quarter(
+    patience: float, percents: list[int]
+) -> None:
     with structlog.testing.capture_logs() as lines:
-        report = LoadReport("x.gguf", io.StringIO(), patience=0)
+        report = LoadReport("x.gguf", io.StringIO(), patience=patience)
         for share in (0.1, 0.3, 0.4, 0.6, 1.0):
             report(share)
         report.end()
-    assert [line["percent"] for line in lines] == [25, 50, 100]
-
-
-def test_a_model_that_loads_quickly_is_not_reported() -> None:
-    stream = Terminal()
-    report = LoadReport("x.gguf", stream, patience=60)
-    report(1.0)
-    report.end()
-    assert stream.getvalue() == ""
+    assert [line["percent"] for line in lines] == percents
 
 
 def loaded_with(
@@ -170,3 +167,74 @@ def test_an_early_load_that_fails_raises_when_it_is_asked_for() -> None:
     with pytest.raises(ModelLoadError, match="no such file"):
         early(Config())
     early.close()
+
+
+# -- downloads
+
+WHAT = "Downloading m-Q8_0.gguf"
+
+
+def at(done: int, total: int = 2_000_000_000, name: str = "m-Q8_0.gguf") -> DownloadProgress:
+    url = f"https://hub/user/repo/resolve/main/{name}?x=1"
+    return DownloadProgress(url=url, done=done, total=total, all_done=done, all_total=total)
+
+
+@pytest.fixture
+def downloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Report a download; gives the output. Ten seconds pass between two reports."""
+    monkeypatch.setenv("COLUMNS", "200")
+    seconds = iter(range(0, 1000, 10))
+    monkeypatch.setattr(progress, "monotonic", lambda: next(seconds))
+
+    def write(stream: io.StringIO, *reports: DownloadProgress, **options: int) -> str:
+        with DownloadReport(stream, **options) as report:
+            for each in reports:
+                report(each)
+        return stream.getvalue()
+
+    return write
+
+
+def test_a_download_on_a_terminal_is_a_bar(downloaded: Callable[..., str]) -> None:
+    text = downloaded(Terminal(), at(0), at(500_000_000), at(2_000_000_000))
+    assert text.split("\r") == [
+        "",
+        f"{WHAT}: [                    ]   0% of 1.9 GiB, 0 bytes/s\x1b[K",
+        f"{WHAT}: [#####               ]  25% of 1.9 GiB, 47.7 MiB/s, 30 s left\x1b[K",
+        f"{WHAT}: [####################] 100% of 1.9 GiB, 95.4 MiB/s\x1b[K",
+        "\x1b[K",
+    ]
+
+
+def test_long_names_and_long_times_are_made_short(downloaded: Callable[..., str]) -> None:
+    text = downloaded(Terminal(), at(0, 10**12), at(10**9, 10**12, "x" * 50 + "-Q8_0.gguf"))
+    assert f"{'x' * 18}…{'x' * 11}-Q8_0.gguf: [" in text
+    assert "2 h 46 min left" in text
+
+
+def test_a_narrow_terminal_has_what_fits(
+    downloaded: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    assert downloaded(Terminal(), at(0)).split("\r")[1] == f"{WHAT}: [   \x1b[K"
+
+
+def test_a_download_elsewhere_is_a_line_at_intervals(downloaded: Callable[..., str]) -> None:
+    text = downloaded(io.StringIO(), at(0), at(250_000_000), at(290_000_000))
+    assert text.splitlines() == [
+        f"{WHAT}: [##                  ]  12% of 1.9 GiB, 23.8 MiB/s, 1 min 10 s left",
+        f"{WHAT}: [##                  ]  14% of 1.9 GiB, 13.8 MiB/s, 1 min 58 s left",
+    ]
+
+
+def test_a_download_of_a_server_is_a_log_line_each_tenth(downloaded: Callable[..., str]) -> None:
+    reports = map(at, (0, 250_000_000, 290_000_000, 450_000_000, 2_000_000_000))
+    with structlog.testing.capture_logs() as lines:
+        downloaded(io.StringIO(), *reports, n_log_lines=10)
+    assert [line["percent"] for line in lines] == [10, 20, 100]
+    assert (lines[0]["event"], lines[0]["file"]) == ("downloading", "m-Q8_0.gguf")
+
+
+def test_a_download_of_unknown_size_has_no_percentage(downloaded: Callable[..., str]) -> None:
+    text = downloaded(Terminal(), at(0, 0), at(10**9, 0))
+    assert f"{WHAT}: 954 MiB, 95.4 MiB/s\x1b[K" in text
