@@ -66,16 +66,7 @@ def _open_standard_files() -> None:
 
 
 def _tell_estimate(status: Reporter, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Report the bytes that a server with these flags would need to the router that asks.
-
-    The first argument may be `BESIDE` with a number of bytes; see `estimate` of the router.
-    Users have ``trioserve show`` for this. Returns the exit code.
-
-    Raises:
-        ModelLoadError: the model cannot be used.
-        HubError: the model cannot be downloaded.
-        ConfigError: a flag is invalid.
-    """
+    """Report to a router the bytes that these flags would need, perhaps `BESIDE` other models."""
     from trioserve.llama.estimate import measure
 
     if status.parent is not None:

@@ -168,14 +168,8 @@ def _leaving(*numbers: signal.Signals) -> Iterator[None]:
 
 
 async def _attend(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a program in the foreground; returns its exit code. When cancelled, it is killed.
-
-    A terminal sends Ctrl-C and Ctrl-\\ to the program as well as to this process, which leaves
-    them to the program. Other signals are passed on.
-
-    Raises:
-        ConfigError: it cannot be started.
-    """
+    """Run a program in the foreground; returns its exit code. When cancelled, it is killed."""
+    # A terminal sends SIGINT and SIGQUIT to the program, too. Other signals are passed on.
     with (
         _leaving(signal.SIGINT, signal.SIGQUIT),
         trio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals,

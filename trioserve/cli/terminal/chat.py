@@ -342,14 +342,14 @@ def _format(chat: TerminalChat, value: str) -> str:
     return "Answers are JSON."
 
 
-def _verbose(chat: TerminalChat, detail: int) -> str:
-    chat.shows = detail
-    return "All speeds are shown." if detail else "No speeds are shown."
+def _setter(field: str, value: object, text: str) -> Callable[[TerminalChat, str], str]:
+    """Make a setting without a value: it sets a field of the chat, and says so."""
 
+    def put(chat: TerminalChat, _: str) -> str:
+        setattr(chat, field, value)
+        return text
 
-def _history(chat: TerminalChat, keeps: bool) -> str:
-    chat.keeps_history = keeps
-    return "What you type is kept for the next chat." if keeps else "What you type is not kept."
+    return put
 
 
 def _set_system(chat: TerminalChat, value: str) -> str:
@@ -361,13 +361,13 @@ def _set_system(chat: TerminalChat, value: str) -> str:
 SETTINGS: Mapping[str, Callable[[TerminalChat, str], str]] = {
     "think": _think,
     "nothink": lambda chat, _: _think(chat, "off"),
-    "verbose": lambda chat, _: _verbose(chat, 2),
-    "quiet": lambda chat, _: _verbose(chat, 0),
+    "verbose": _setter("shows", 2, "All speeds are shown."),
+    "quiet": _setter("shows", 0, "No speeds are shown."),
     "format": _format,
     "noformat": lambda chat, _: _format(chat, ""),
     "system": _set_system,
-    "history": lambda chat, _: _history(chat, True),
-    "nohistory": lambda chat, _: _history(chat, False),
+    "history": _setter("keeps_history", True, "What you type is kept for the next chat."),
+    "nohistory": _setter("keeps_history", False, "What you type is not kept."),
 }
 
 _KEYS = """\
