@@ -343,7 +343,7 @@ def _format(chat: TerminalChat, value: str) -> str:
 
 
 def _setter(field: str, value: object, text: str) -> Callable[[TerminalChat, str], str]:
-    """Make a setting without a value: it sets a field of the chat, and says so."""
+    """Make a setting without a value, which sets a field of the chat."""
 
     def put(chat: TerminalChat, _: str) -> str:
         setattr(chat, field, value)
