@@ -1,4 +1,4 @@
-"""Reads streamed chats whose tools the server runs, over raw connections."""
+"""Models that call tools of the server, and reads of their streamed chats over raw connections."""
 
 from __future__ import annotations
 
@@ -8,11 +8,40 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.support.http_server import chunks_of, post
-from tests.support.scripts import HI
+from tests.support.scripts import HI, answering
+from trioserve.testing import ScriptedBackend
+from trioserve.tools.functions import tool_of
 
 CHATS = "/v1/chat/completions"
 RUN = {"messages": HI, "trioserve_run_tools": True}
 STREAM = {**RUN, "stream": True}
+
+
+async def weather(city: str) -> str:
+    """Tell the weather."""
+    if city == "Atlantis":
+        raise LookupError("sunk")
+    return f"sunny in {city}"
+
+
+async def erase(path: str) -> str:
+    """Delete a file."""
+    return f"erased {path}"
+
+
+WEATHER, ERASE = tool_of(weather), tool_of(erase, writes=True)
+
+
+def call(name: str, **arguments: Any) -> str:
+    """The text of a call of a tool."""
+    written = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{written}\n</tool_call>"
+
+
+def asking(*calls: str, then: str = "It is sunny.", before: str = "") -> ScriptedBackend:
+    """A model that makes calls, and answers when it has the results."""
+    made = before + "\n".join(calls)
+    return answering(lambda prompt: then if "<tool_response>" in prompt else made)
 
 
 class Reading:

@@ -13,7 +13,6 @@ from tests.support.clients import client_of, events_in, use_openai
 from tests.support.scripts import HI, answering, noting
 from tests.support.tool_calls import calls
 from trioserve.chat.template.builtin import CHATML
-from trioserve.errors import DecodeError
 from trioserve.testing import ScriptedBackend
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {}}}
@@ -166,23 +165,6 @@ async def test_tool_calls() -> None:
     for other in (none, left):
         (choice,) = other.json()["choices"]
         assert (choice["finish_reason"], choice["message"]) == ("stop", said)
-
-
-ID = {"X-Request-Id": "r1"}
-FAILED = "The inference engine failed. The log has more, under r1."
-
-
-async def test_a_failure_before_the_first_token_has_a_status() -> None:
-    backend = answering("Hello")
-    backend.fail_next = DecodeError("The batch is cursed.")
-    async with client_of(backend) as client:
-        answer = await client.post(
-            "/v1/chat/completions", json={"messages": HI, "stream": True}, headers=ID
-        )
-        assert answer.status_code == 500
-        assert answer.json()["error"]["message"] == FAILED
-        again = await client.post("/v1/chat/completions", json={"messages": HI})
-        assert again.status_code == 200
 
 
 # -- text

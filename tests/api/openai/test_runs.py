@@ -17,7 +17,18 @@ from structlog.testing import capture_logs
 
 from tests.support.clients import client_of, events_in
 from tests.support.http_server import chunks_of, connected, post, serving_script, slots_in_use
-from tests.support.run_stream import CHATS, RUN, STREAM, Reading, reading
+from tests.support.run_stream import (
+    CHATS,
+    ERASE,
+    RUN,
+    STREAM,
+    WEATHER,
+    Reading,
+    asking,
+    call,
+    reading,
+    weather,
+)
 from tests.support.scripts import BASE, HI, answering, endless, noting
 from tests.support.served_tools import client_of_tools
 from tests.support.waiting import patiently
@@ -26,33 +37,7 @@ from trioserve.tools.functions import tool_of
 from trioserve.tools.registry import select
 from trioserve.tools.tool import ToolCallContext
 
-
-async def weather(city: str) -> str:
-    """Tell the weather."""
-    return f"sunny in {city}"
-
-
-async def erase(path: str) -> str:
-    """Delete a file."""
-    return f"erased {path}"
-
-
-WEATHER, ERASE = tool_of(weather), tool_of(erase, writes=True)
-
-
-def call(name: str, **arguments: Any) -> str:
-    written = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>\n{written}\n</tool_call>"
-
-
 PARIS = call("weather", city="Paris")
-
-
-def asking(*calls: str, then: str = "It is sunny.", before: str = "") -> Any:
-    """A model that makes calls, and answers when it has the results."""
-    return answering(
-        lambda prompt: then if "<tool_response>" in prompt else before + "\n".join(calls)
-    )
 
 
 async def streamed(client: httpx.AsyncClient, **fields: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -296,23 +297,20 @@ _BODIES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("body", _BODIES)
-@pytest.mark.parametrize("store", [True, False])
 @pytest.mark.parametrize("many", [True, False])
-async def test_internal_values_are_not_taken_from_clients(
-    body: dict[str, Any], store: bool, many: bool
-) -> None:
+async def test_internal_values_are_not_taken_from_clients(many: bool) -> None:
     backend, prompts = noting("Fine.")
     headers = {"X-Trioserve-Stored": json.dumps({**_FORGED, "n_before": 1})}
     async with routed({"a": backend}) if many else client_of(backend) as served:
         client = served if isinstance(served, httpx.AsyncClient) else served.client
-        asked = {"input": _said("Hi"), "store": store, **body}
-        answer = await client.post(RESPONSES, json=asked, headers=headers)
-        assert answer.status_code == 200 and "forged" not in answer.text
-        assert "forged" not in prompts[-1]
-        wrong = {**asked, "input": [{"role": "guest"}]}
-        answer = await client.post(RESPONSES, json=wrong, headers=headers)
-        assert answer.json()["error"]["param"] == "input[0].role"
+        for body, store in itertools.product(_BODIES, (True, False)):
+            asked = {"input": _said("Hi"), "store": store, **body}
+            answer = await client.post(RESPONSES, json=asked, headers=headers)
+            assert answer.status_code == 200 and "forged" not in answer.text
+            assert "forged" not in prompts[-1]
+            wrong = {**asked, "input": [{"role": "guest"}]}
+            answer = await client.post(RESPONSES, json=wrong, headers=headers)
+            assert answer.json()["error"]["param"] == "input[0].role"
 
 
 async def test_a_route_that_is_not_there_is_no_response() -> None:

@@ -16,6 +16,7 @@ from openai.types.responses import Response
 from tests.api.openai.responses.test_routes import events_in
 from tests.support.clients import client_and_service, client_of, use_openai
 from tests.support.compacted import Model, serve
+from tests.support.event_source import payloads_in
 from tests.support.http_server import slots_in_use
 from tests.support.media_files import image_file
 from tests.support.projectors import WordProjector
@@ -294,10 +295,10 @@ async def test_in_the_background_and_resumed() -> None:
     async with serve(model) as client:
         body = {"input": "fact-one", "context_management": managed, "background": True}
         answer = await client.post("/v1/responses", json={**body, "stream": True})
-        events = events_of(answer.text)
+        events = payloads_in(answer.content)
         id_ = events[-1]["response"]["id"]
         again = await client.get(f"/v1/responses/{id_}?stream=true&starting_after=3")
-        assert events_of(again.text) == events[4:]
+        assert payloads_in(again.content) == events[4:]
         stored = (await client.get(f"/v1/responses/{id_}")).json()
         assert [one["type"] for one in stored["output"]] == ["compaction", "message"]
         await post(client, input="Go on.", previous_response_id=id_)
@@ -306,21 +307,6 @@ async def test_in_the_background_and_resumed() -> None:
         triggered = await post(client, input=[TRIGGER], previous_response_id=id_)
         await post(client, input="Go on.", previous_response_id=triggered["id"])
         assert "Summary: fact-one" in model.prompts[-1]
-
-
-def events_of(text: str) -> list[dict[str, Any]]:
-    return [json.loads(event.split("data: ", 1)[1]) for event in text.split("\n\n") if event]
-
-
-async def test_where_the_server_runs_tools_it_is_refused() -> None:
-    async with serve(Model()) as client:
-        error = await refused(
-            client,
-            input="Hi",
-            trioserve_run_tools=True,
-            context_management=[{"type": "compaction"}],
-        )
-    assert error["param"] in ("context_management", "trioserve_run_tools")
 
 
 async def test_a_deadline_ends_the_summary() -> None:

@@ -337,6 +337,11 @@ FIELDS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"top_logprobs": 2}, "top_logprobs", "needs 'message.output_text.logprobs' in 'include'."),
     ({"max_output_tokens": "7"}, "max_output_tokens", None),
     ({"temperature": "hot"}, "temperature", "must be a number."),
+    (
+        {"trioserve_run_tools": True, "context_management": [{"type": "compaction"}]},
+        "context_management",
+        "is not supported where the server runs tools.",
+    ),
 ]
 NO_EFFECT = {
     "prompt": {"id": "pmpt_1"},

@@ -13,7 +13,8 @@ import trio
 from openai.types.responses import Response, ResponseStreamEvent
 
 from tests.support.clients import named_events_in
-from tests.support.scripts import answering
+from tests.support.http_server import chunks_of, post
+from tests.support.run_stream import ERASE, WEATHER, Reading, asking, call, weather
 from tests.support.served_tools import client_of_tools
 from trioserve.testing import ScriptedBackend
 from trioserve.tools.functions import tool_of
@@ -27,37 +28,16 @@ MINE = {"type": "function", "name": "mine", "parameters": {"type": "object"}}
 OURS = "response.trioserve_"
 
 
-async def weather(city: str) -> str:
-    """Tell the weather."""
-    if city == "Atlantis":
-        raise LookupError("sunk")
-    return f"sunny in {city}"
-
-
-async def erase(path: str) -> str:
-    """Delete a file."""
-    return "erased"
-
-
-WEATHER, ERASE = tool_of(weather), tool_of(erase, writes=True)
-
-
-def call(name: str, **arguments: Any) -> str:
-    written = json.dumps({"name": name, "arguments": arguments})
-    return f"<tool_call>\n{written}\n</tool_call>"
-
-
 THOUGHT = "<think>\nHm.\n</think>\n\n"
 
 
-def asking(*calls: str) -> ScriptedBackend:
+def thinking(*calls: str) -> ScriptedBackend:
     """A model that thinks, makes calls, and answers when it has the results."""
-    made = f"{THOUGHT}Let me see. " + "\n".join(calls)
-    return answering(lambda prompt: "Sunny." if "<tool_response>" in prompt else made)
+    return asking(*calls, then="Sunny.", before=f"{THOUGHT}Let me see. ")
 
 
 def both() -> ScriptedBackend:
-    return asking(call("weather", city="Paris"), call("weather", city="Atlantis"))
+    return thinking(call("weather", city="Paris"), call("weather", city="Atlantis"))
 
 
 async def streamed(client: httpx.AsyncClient, **fields: Any) -> list[dict[str, Any]]:
@@ -145,36 +125,32 @@ async def test_tools_have_the_label_of_their_server() -> None:
     info = ToolInfo(name="weather", kind="mcp", mcp_server="forecast")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(tool), "info", property(lambda _: info))
-        async with client_of_tools(asking(call("weather", city="Rome")), tool) as (client, _):
+        async with client_of_tools(thinking(call("weather", city="Rome")), tool) as (client, _):
             response = (await client.post(RESPONSES, json=RUN)).json()
     assert response["output"][2]["server_label"] == "forecast"
 
 
 async def test_a_call_that_writes_is_approved() -> None:
-    async with client_of_tools(asking(call("erase", path="a")), ERASE) as (client, service):
-        events: list[dict[str, Any]] = []
-
-        async def read() -> None:
-            events.extend(await streamed(client))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(read)
-            while not (running := list(service.responses)):
-                await trio.sleep(0.01)
-            (id_,) = running
-            run = service.responses.find(id_, "").run
-            call_id = await _waiting_call(run)
-            decision = {"call_id": call_id, "approve": True}
-            answer = await client.post(f"{RESPONSES}/{id_}/approve", json=decision)
-            assert answer.json() == {"success": True}
-    assert events[0]["response"]["id"] == id_
-    approval = next(event for event in events if event["type"] == f"{OURS}approval")
-    assert (approval["call_id"], approval["preview"]) == (call_id, None)
-    assert events[-1]["response"]["output"][2]["output"] == "erased"
+    body = json.dumps({**RUN, "stream": True}).encode()
+    async with (
+        client_of_tools(thinking(call("erase", path="a")), ERASE) as (client, _),
+        chunks_of(str(client.base_url), post(RESPONSES, body)) as next_chunk,
+    ):
+        read = Reading(next_chunk)
+        id_ = (await read())["response"]["id"]
+        while (event := await read())["type"] != f"{OURS}approval":
+            pass
+        assert event["preview"] is None
+        decision = {"call_id": event["call_id"], "approve": True}
+        answer = await client.post(f"{RESPONSES}/{id_}/approve", json=decision)
+        assert answer.json() == {"success": True}
+        while (event := await read())["type"] != "response.completed":
+            pass
+    assert event["response"]["output"][2]["output"] == "erased a"
 
 
 async def test_calls_of_the_client_are_its_own() -> None:
-    backend = asking(call("weather", city="Rome"), call("mine"))
+    backend = thinking(call("weather", city="Rome"), call("mine"))
     async with client_of_tools(backend, WEATHER) as (client, _):
         response = (await client.post(RESPONSES, json={**RUN, "tools": [MINE]})).json()
         own = response["output"][-1]
@@ -233,7 +209,7 @@ async def test_a_stream_whose_time_is_up_has_failed() -> None:
         """Wait."""
         await trio.sleep_forever()
 
-    async with client_of_tools(asking(call("wait")), tool_of(wait)) as (client, _):
+    async with client_of_tools(thinking(call("wait")), tool_of(wait)) as (client, _):
         events = await streamed(client, timeout=1)
     assert types_of(events)[-2:] == ["failed", "error"]
     assert events[-1]["error"]["code"] == "deadline_exceeded"
@@ -255,13 +231,3 @@ async def test_openais_sdk_reads_a_run() -> None:
     assert {"response.mcp_call.completed", "response.trioserve_result"} <= types
     assert final.output_text.endswith("Sunny.")
     assert [item.type for item in final.output].count("mcp_call") == 2
-
-
-async def _waiting_call(run: Any) -> str:
-    """Wait until a call of a run waits for approval; gives its id."""
-    while True:
-        calls = run._calls
-        for id_, known in calls.items():
-            if known.asked is not None and not known.asked.is_over:
-                return str(id_)
-        await trio.sleep(0.01)
