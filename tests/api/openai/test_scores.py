@@ -16,6 +16,7 @@ from tests.support.clients import client_of, client_of_app, error_body, events_i
 from tests.support.plain_loop import EXACT, plain_loop
 from tests.support.scripts import HI
 from trioserve.app import create_app
+from trioserve.chat.markers import media_marker
 from trioserve.config import Config
 from trioserve.models import BUNDLED
 from trioserve.testing import ScriptedBackend
@@ -172,9 +173,19 @@ async def test_prompt_logprobs_in_vllm_s_form(client: httpx.AsyncClient) -> None
     assert "prompt_logprobs" not in without
 
 
-PROMPT = {"prompt": "Hi"}
-ECHO = {**PROMPT, "echo": True, "logprobs": 1}
 LIMIT = "must be at most 20, which --max-logprobs sets."
+UNSUPPORTED = "is not supported with this value; leave it out."
+#: The least that a route needs.
+ROUTES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "Hi"},
+    CHATS: {"messages": HI},
+    "/v1/responses": {"input": "Hi"},
+    "/completion": {"prompt": "Hi"},
+}
+ECHO = {"echo": True, "logprobs": 1}
+MEDIA = {"prompt_string": media_marker(), "multimodal_data": ["aGk="]}
+NO_MEDIA = "with 'logprobs' takes prompts without media."
+RUN = "trioserve_run_tools"
 
 
 @pytest.mark.parametrize(
@@ -186,12 +197,7 @@ LIMIT = "must be at most 20, which --max-logprobs sets."
         (COMPLETIONS, {"prompt_logprobs": 21}, "prompt_logprobs", LIMIT),
         (COMPLETIONS, {"echo": True, "logprobs": 21}, "logprobs", LIMIT),
         (COMPLETIONS, {"echo": "yes"}, "echo", "must be true or false."),
-        (
-            COMPLETIONS,
-            {"prompt_logprobs": 1, "stream": True},
-            "prompt_logprobs",
-            "and 'stream' exclude each other.",
-        ),
+        (COMPLETIONS, {"prompt_logprobs": 1}, "stream", None),
         (COMPLETIONS, {"echo": True, "suffix": "b"}, "echo", "and 'suffix' exclude each other."),
         (
             COMPLETIONS,
@@ -201,47 +207,26 @@ LIMIT = "must be at most 20, which --max-logprobs sets."
         ),
         (
             COMPLETIONS,
-            ECHO | {"prompt": {"prompt_string": "<__media__>", "multimodal_data": ["aGk="]}},
-            "prompt",
-            None,
+            ECHO | {"prompt": MEDIA},
+            "echo",
+            "with 'logprobs' takes prompts without media.",
         ),
-        (CHATS, {"messages": HI, "prompt_logprobs": 21}, "prompt_logprobs", LIMIT),
-        (
-            CHATS,
-            {"messages": HI, "prompt_logprobs": 0, "stream": True},
-            "prompt_logprobs",
-            "and 'stream' exclude each other.",
-        ),
-        (
-            CHATS,
-            {"messages": HI, "prompt_logprobs": 0, "trioserve_run_tools": True},
-            "prompt_logprobs",
-            "and 'trioserve_run_tools' exclude each other.",
-        ),
-        (
-            "/v1/responses",
-            {"input": "Hi", "prompt_logprobs": 1},
-            "prompt_logprobs",
-            "is not supported with this value; leave it out.",
-        ),
-        (
-            "/completion",
-            {"prompt_logprobs": 1},
-            "prompt_logprobs",
-            "is not supported with this value; leave it out.",
-        ),
+        (CHATS, {"prompt_logprobs": 21}, "prompt_logprobs", LIMIT),
+        (CHATS, {"prompt_logprobs": 0}, "stream", None),
+        (CHATS, {"prompt_logprobs": 0}, RUN, None),
+        ("/v1/responses", {"prompt_logprobs": 1}, "prompt_logprobs", UNSUPPORTED),
+        ("/completion", {"prompt_logprobs": 1}, "prompt_logprobs", UNSUPPORTED),
     ],
 )
 async def test_what_is_refused(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str, problem: str | None
 ) -> None:
-    needed = PROMPT if path in (COMPLETIONS, "/completion") else {}
-    answer = await client.post(path, json=needed | body)
+    if problem is None:  # it and the other field exclude each other
+        body, problem = {**body, param: True}, f"and '{param}' exclude each other."
+        param = "prompt_logprobs"
+    answer = await client.post(path, json=ROUTES[path] | body)
     assert answer.status_code == 400
-    if problem is None:
-        assert answer.json()["error"]["param"] is not None
-    else:
-        assert answer.json() == error_body(f"'{param}' {problem}", param)
+    assert answer.json() == error_body(f"'{param}' {problem}", param)
 
 
 async def test_scores_count_as_memory_of_the_request() -> None:
