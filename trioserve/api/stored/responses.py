@@ -185,10 +185,8 @@ def _queued(run: StoredRun, fields: Mapping[str, Any]) -> dict[str, Any]:
 _N_AT_ONCE = 64
 
 
-class PreviousResponseError(InvalidRequestError):
+class PreviousResponseError(InvalidRequestError, code="previous_response_not_found"):
     """A response that another one is to continue cannot be continued."""
-
-    code = "previous_response_not_found"
 
 
 async def _items_of(shelf: Shelf, sides: Sequence[Side], param: str) -> list[Part]:
