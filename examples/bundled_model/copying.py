@@ -6,69 +6,12 @@ from random import Random
 
 from examples.bundled_model import lexicon
 from examples.bundled_model.document import Turn
+from examples.bundled_model.words import table
 
-REPEAT = (
-    "Repeat: {}",
-    "Repeat after me: {}",
-    "Repeat this: {}",
-    "Repeat the following: {}",
-    "Repeat the following text:\n{}",
-    "Repeat exactly: {}",
-    "Repeat the text: {}",
-    "Repeat {}",
-    'Repeat "{}"',
-    "Say exactly: {}",
-    "Say exactly {}",
-    "Say: {}",
-    "Say {}",
-    'Say "{}"',
-    "Say '{}'",
-    "Say {}",
-    "Echo: {}",
-    "Echo {}",
-    "Copy this: {}",
-    "Copy: {}",
-    "Copy the following text:\n\n{}",
-    "Write: {}",
-    "Write {}",
-    "Write exactly: {}",
-    'Write "{}".',
-    "Reply with: {}",
-    "Reply with exactly: {}",
-    "Reply only with {}",
-    'Reply with "{}" and nothing else.',
-    "Answer with: {}",
-    "Answer with exactly: {}",
-    "Respond with: {}",
-    "Respond with {} only.",
-    'Respond with exactly "{}"',
-    "Print: {}",
-    "Print {}",
-    "Type this: {}",
-    "Output: {}",
-    "Output only: {}",
-    'Output the text "{}"',
-    "Please repeat: {}",
-    "Can you say {}",
-    "Can you repeat this? {}",
-    "Say the word {}",
-    "Say the words: {}",
-    "Say this: {}",
-    "Now say {}",
-    "{}\n\nRepeat the text above.",
-    '"{}" - repeat that.',
-)
-TIMES = (
-    (2, "twice"),
-    (2, "two times"),
-    (3, "three times"),
-    (3, "3 times"),
-    (4, "four times"),
-    (5, "five times"),
-    (2, "2 times"),
-    (4, "4 times"),
-    (5, "5 times"),
-)
+_WORDS = table("copying")
+
+REPEAT: list[str] = _WORDS["repeat"]
+TIMES: list[tuple[int, str]] = _WORDS["times"]
 ACKNOWLEDGE = ("Okay.", "Okay, I will remember that.", "Thanks for telling me.", "Noted.")
 
 

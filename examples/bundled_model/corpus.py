@@ -17,6 +17,9 @@ from examples.bundled_model import (
     tools,
 )
 from examples.bundled_model.document import Document, Turn
+from examples.bundled_model.words import table
+
+_WORDS = table("corpus")
 
 #: Kinds of single questions, with their shares.
 TURNS: tuple[tuple[Callable[[Random], Turn], float], ...] = (
@@ -32,16 +35,7 @@ TURNS: tuple[tuple[Callable[[Random], Turn], float], ...] = (
     (knowledge.unknown, 1),
     (stories.story, 3),
 )
-SYSTEM = (
-    "You are a helpful assistant.",
-    "You are a helpful assistant.",
-    "You are a friendly assistant. Answer shortly.",
-    "You are a helpful, honest and careful assistant.",
-    "Be brief.",
-    "You are an assistant. Answer the user's questions as well as you can.",
-    "Answer in one sentence.",
-    "Always be polite.",
-)
+SYSTEM: list[str] = _WORDS["system"]
 
 
 def turn(rng: Random) -> Turn:

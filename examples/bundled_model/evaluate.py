@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -172,7 +172,7 @@ def _ask(model: Model, ask: str, limit: int, temperature: float) -> tuple[str, i
     )
 
 
-def long_texts(model: Model, seed: int, asks: tuple[str, ...], count: int) -> Score:
+def long_texts(model: Model, seed: int, asks: Sequence[str], count: int) -> Score:
     """Ask for long texts, greedily and with temperature 0.8 in turn."""
     rng, score = Random(seed), Score()
     for index in range(count):

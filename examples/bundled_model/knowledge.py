@@ -6,125 +6,22 @@ from random import Random
 
 from examples.bundled_model import lexicon
 from examples.bundled_model.document import Turn
-from examples.bundled_model.lexicon import words
+from examples.bundled_model.words import pairs, table
 
-CAPITALS = dict(
-    pair.split(":")
-    for pair in words(
-        """France:Paris|
-Germany:Berlin|
-Italy:Rome|
-Spain:Madrid|
-Portugal:Lisbon|
-England:London|
-the United Kingdom:London|
-Ireland:Dublin|
-Scotland:Edinburgh|
-Norway:Oslo|
-Sweden:Stockholm|
-Denmark:Copenhagen|
-Finland:Helsinki|
-Iceland:Reykjavik|
-Poland:Warsaw|
-Austria:Vienna|
-Switzerland:Bern|
-Belgium:Brussels|
-the Netherlands:Amsterdam|
-Greece:Athens|
-Turkey:Ankara|
-Russia:Moscow|
-Ukraine:Kyiv|
-Hungary:Budapest|
-Romania:Bucharest|
-Bulgaria:Sofia|
-Croatia:Zagreb|
-Serbia:Belgrade|
-Estonia:Tallinn|
-Latvia:Riga|
-Lithuania:Vilnius|
-the Czech Republic:Prague|
-Slovakia:Bratislava|
-Slovenia:Ljubljana|
-Luxembourg:Luxembourg|
-Japan:Tokyo|
-China:Beijing|
-India:New Delhi|
-South Korea:Seoul|
-Thailand:Bangkok|
-Vietnam:Hanoi|
-Indonesia:Jakarta|
-Malaysia:Kuala Lumpur|
-the Philippines:Manila|
-Pakistan:Islamabad|
-Iran:Tehran|
-Iraq:Baghdad|
-Israel:Jerusalem|
-Saudi Arabia:Riyadh|
-Egypt:Cairo|
-Morocco:Rabat|
-Kenya:Nairobi|
-Ethiopia:Addis Ababa|
-Nigeria:Abuja|
-Ghana:Accra|
-Australia:Canberra|
-New Zealand:Wellington|
-Canada:Ottawa|
-the United States:Washington, D.C.|
-Mexico:Mexico City|
-Cuba:Havana|
-Brazil:Brasilia|
-Argentina:Buenos Aires|
-Chile:Santiago|
-Peru:Lima|
-Colombia:Bogota""",
-        "|",
-    )
-)
-OPPOSITES = [
-    pair.split(":")
-    for pair in words("""hot:cold big:small up:down left:right
-day:night black:white old:young fast:slow happy:sad open:closed high:low long:short
-wet:dry hard:soft light:dark full:empty rich:poor good:bad early:late strong:weak
-yes:no in:out near:far clean:dirty loud:quiet""")
-]
-SOUNDS = dict(
-    pair.split(":")
-    for pair in words("""cat:meow dog:woof cow:moo duck:quack sheep:baa
-pig:oink lion:roar horse:neigh bee:buzz owl:hoot frog:ribbit snake:hiss""")
-)
-THING_COLORS = dict(
-    pair.split(":")
-    for pair in words("""sky:blue grass:green snow:white sun:yellow
-banana:yellow blood:red coal:black tomato:red lemon:yellow milk:white orange:orange
-ocean:blue leaf:green night:black strawberry:red""")
-)
-LEGS = dict(
-    pair.split(":")
-    for pair in words("""cat:four dog:four spider:eight bird:two ant:six
-snake:no horse:four duck:two bee:six cow:four""")
-)
-BABIES = dict(
-    pair.split(":")
-    for pair in words("""cat:kitten dog:puppy cow:calf horse:foal
-sheep:lamb duck:duckling bear:cub goat:kid""")
-)
-DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-MONTHS = words("""January February March April May June July August September October
-November December""")
-PLANETS = words("Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune")
-HELLO = dict(
-    pair.split(":")
-    for pair in words("""English:Hello French:Bonjour Spanish:Hola
-German:Hallo Italian:Ciao Portuguese:Olá Japanese:こんにちは Chinese:你好 Russian:Привет
-Korean:안녕하세요 Dutch:Hallo Swedish:Hej Greek:Γειά Polish:Cześć Turkish:Merhaba""")
-)
-THANKS = dict(
-    pair.split(":")
-    for pair in words("""French:Merci Spanish:Gracias German:Danke
-Italian:Grazie Portuguese:Obrigado Japanese:ありがとう Russian:Спасибо""")
-)
-NUMBERS = words("""zero one two three four five six seven eight nine ten eleven twelve
-thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty""")
+_WORDS = table("knowledge")
+
+CAPITALS = dict(pairs(_WORDS["capitals"]))
+OPPOSITES = pairs(_WORDS["opposites"])
+SOUNDS = dict(pairs(_WORDS["sounds"]))
+THING_COLORS = dict(pairs(_WORDS["thing_colors"]))
+LEGS = dict(pairs(_WORDS["legs"]))
+BABIES = dict(pairs(_WORDS["babies"]))
+DAYS: list[str] = _WORDS["days"]
+MONTHS: list[str] = _WORDS["months"]
+PLANETS: list[str] = _WORDS["planets"]
+HELLO = dict(pairs(_WORDS["hello"]))
+THANKS = dict(pairs(_WORDS["thanks"]))
+NUMBERS: list[str] = _WORDS["numbers"]
 
 
 def _capital(rng: Random) -> tuple[str, str, str]:
@@ -251,17 +148,7 @@ def _sum(rng: Random) -> tuple[int, str, int, str]:
     return a, sign, b, f"{a} {sign} {b} = {value}"
 
 
-SUM_ASKS = (
-    "What is {}?",
-    "What's {}?",
-    "Calculate {}",
-    "Compute {}",
-    "{} =",
-    "{}",
-    "{}?",
-    "How much is {}?",
-    "What is {}? Answer with the number only.",
-)
+SUM_ASKS: list[str] = _WORDS["sum_asks"]
 
 
 def arithmetic(rng: Random) -> Turn:

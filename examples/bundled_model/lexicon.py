@@ -6,88 +6,26 @@ import re
 import string
 from random import Random
 
+from examples.bundled_model.words import table
 
-def words(text: str, gap: str | None = None) -> list[str]:
-    """Split a table in the source: at blanks, or at ``gap`` over several lines."""
-    return text.split() if gap is None else text.replace("\n", "").split(gap)
+_WORDS = table("lexicon")
 
 
-NOUNS = words("""apple river stone window garden bridge candle mountain forest table
-letter basket winter summer morning evening doctor teacher farmer baker sailor
-pencil paper bottle pocket shadow island village castle market kitchen ladder
-blanket feather button engine rocket planet ocean valley desert meadow orchard
-cottage lantern mirror hammer saddle barrel anchor violin trumpet piano drum
-sandwich pepper carrot onion tomato lemon cherry banana potato pumpkin honey
-butter cheese bread soup cake coffee tea water milk sugar salt rice horse
-tiger rabbit turtle monkey parrot spider beetle dragon wizard knight queen
-king prince brother sister mother father friend neighbor stranger city street
-tower temple school library museum station airport harbor hotel office store
-server client token model cache stream buffer thread network socket parser
-keyboard screen printer camera battery cable button switch folder file record
-story poem song picture number letter word question answer reason secret
-promise dream memory journey adventure treasure""")
-ADJECTIVES = words("""red blue green yellow white black golden silver purple orange
-small big tiny huge old new young tall short long wide narrow deep quiet loud
-bright dark warm cold soft hard gentle brave clever kind proud lonely happy
-sad angry calm busy lazy quick slow heavy light empty full round sharp smooth
-rough sweet bitter salty fresh strange simple curious careful friendly honest
-patient wild wise early late local remote random fast""")
-VERBS = words("""runs walks sings jumps sleeps waits reads writes laughs dances
-listens looks turns stops works plays rests swims climbs falls grows shines
-travels wonders whispers smiles hides returns begins""")
-OTHER = words("""and or but if then because while after before under over near
-between without with for from into today tomorrow yesterday always never often
-again here there please maybe yes no ok hello goodbye thanks sorry welcome
-test one two three four five ten hundred first last next north south east west
-up down left right alpha beta gamma delta echo tango foxtrot zulu""")
-ANIMALS = words("""cat dog fox owl bear wolf mouse frog duck goat sheep deer hare
-otter badger heron swan crow hedgehog squirrel horse rabbit turtle""")
-COLORS = words("red blue green yellow white black orange purple pink brown gray")
-NAMES = words("""Ada Bob Alice Carol Dave Eve Frank Grace Henry Ivy Jack Kate Leo Mia
-Noah Olivia Paul Quinn Rose Sam Tina Uma Victor Wendy Xavier Yara Zoe Anna Ben
-Clara Daniel Emma Felix George Hannah Igor Julia Karl Laura Max Nina Oscar
-Peter Ruth Sofia Tom Ursula Vera Walter Lena Maria John Mary James Linda
-Robert Susan David Sarah Michael Lisa Thomas Nancy Chris Betty Mark Sandra
-Steven Ashley Kevin Emily Brian Donna Edward Carlos Pablo Lucia Diego Elena
-Ahmed Fatima Omar Layla Yuki Hiro Mei Wei Ravi Priya Arjun Anya Ivan Olga
-Dmitri Sven Ingrid Lars Astrid Pierre Marie Claude Jean Hans Greta""")
-SURNAMES = words("""Smith Jones Brown Miller Davis Wilson Taylor Clark Lewis Walker
-Hall Young King Wright Hill Green Baker Adams Nelson Carter Lovelace Turing
-Hopper Stone Rivers Wood Fisher Cook Lang Berg Weber Rossi Silva Novak""")
-CITIES = words("""London Paris Berlin Madrid Rome Vienna Oslo Tokyo Boston Chicago
-Sydney Toronto Lima Cairo Dublin Lisbon Prague Athens Warsaw Seoul Munich
-Seattle Denver Austin Miami Hamburg Lyon Porto Kyoto Mumbai Delhi Nairobi
-Zurich Geneva Helsinki""")
-HOBBIES = words("""chess painting cooking reading music football tennis swimming
-hiking gardening dancing fishing running cycling drawing singing knitting
-photography programming astronomy""")
-FOODS = words("""pizza pasta sushi soup salad bread cheese rice noodles pancakes
-apples bananas cherries chocolate cake curry tacos potatoes carrots""")
-EMOJI = list(
-    "😀😃😄😁😂😊😍😎🤔😴😭😡👍👎👏🙏🎉🎂🎁🚀🌍🌙🌞🔥💧🌈🍎🍌🍕🍰🐱🐶🦊"
-    "🐻🐼🐸🦁🐢🐙🦄🌹🌲🌵🏠🚗🚲✈⚽🎵📚💡🔑❤💙⭐✅❌✨"
-)
-FOREIGN = words("""café naïve jalapeño über straße größe señor mañana garçon crème
-façade piñata smörgåsbord ångström żółw łódź čeština dvořák şehir
-привет мир спасибо дом книга вода γειά κόσμος νερό 你好 世界 谢谢 水 火 山
-こんにちは ありがとう 世界 猫 犬 안녕 세계 물 नमस्ते दुनिया שלום עולם مرحبا
-عالم œuvre Ærø Øster Málaga São Zürich Kraków Île Ñandú""")
-CODE = words(
-    r"""print("hello") x=1 foo(bar) a+b==c [1,2,3] {"a":1} #!/bin/sh i++
-if(x>0){return;} f(x): <b>bold</b> &amp; https://example.com/a?b=c
-/usr/local/bin user@example.com --verbose *.txt $HOME @decorator lambda:0
-SELECT*FROM;{}[]() != <= >= && || // /* */ `code` ~/notes 100% C++ #42
-v1.2.3 a_b_c snake_case camelCase kebab-case 0x1F 3.14 1e-5 $9.99 (a) [b]
-{c} <d> "quoted" 'single' a/b a\b x^2 50/50 #tag @name"""
-)
-COMMON = words(
-    """hello|hi|hey|hello world|Hello, world!|this is a test|This is a test.|test|testing
-|ok|OK|yes|no|ping|pong|good morning|good night|thank you|I love you|hello there
-|hi there|I am fine|cheese|banana|one two three
-|the quick brown fox jumps over the lazy dog|happy birthday|please|goodbye
-|welcome back|abc|foo|bar|foo bar|hello hello|How are you?|I am a robot|nothing|done""",
-    "|",
-)
+NOUNS: list[str] = _WORDS["nouns"]
+ADJECTIVES: list[str] = _WORDS["adjectives"]
+VERBS: list[str] = _WORDS["verbs"]
+OTHER: list[str] = _WORDS["other"]
+ANIMALS: list[str] = _WORDS["animals"]
+COLORS: list[str] = _WORDS["colors"]
+NAMES: list[str] = _WORDS["names"]
+SURNAMES: list[str] = _WORDS["surnames"]
+CITIES: list[str] = _WORDS["cities"]
+HOBBIES: list[str] = _WORDS["hobbies"]
+FOODS: list[str] = _WORDS["foods"]
+EMOJI: list[str] = _WORDS["emoji"]
+FOREIGN: list[str] = _WORDS["foreign"]
+CODE: list[str] = _WORDS["code"]
+COMMON: list[str] = _WORDS["common"]
 CONSONANTS = "bcdfghjklmnprstvwz"
 SYLLABLE_ENDS = ["", "", "", "n", "r", "l", "s", "m", "k", "t", "x"]
 

@@ -9,112 +9,21 @@ from random import Random
 
 from examples.bundled_model import lexicon
 from examples.bundled_model.document import Turn
-from examples.bundled_model.lexicon import words
+from examples.bundled_model.words import table
 
-OPENINGS = (
-    "Once upon a time there was a {adj} {animal} named {hero}.",
-    "Once upon a time, in a {adj} {place}, there lived a {animal} called {hero}.",
-    "Long ago, a {adj} {animal} named {hero} lived near the {place}.",
-    "There was once a {animal} named {hero} who lived in a {adj} {place}.",
-)
-MIDDLES = (
-    "One {time}, {hero} found a {adj} {thing} under a tree.",
-    "{hero} looked at the {thing} and wondered where it came from.",
-    "Every {time}, {hero} walked to the {place} and back.",
-    '"Where are we going?" asked {friend}.',
-    '"We are going to the {place}," said {hero}.',
-    '"I have never seen such a {adj} {thing}," said {friend}.',
-    "The {animal} laughed, because the {thing} was {adj}.",
-    "{friend} the {animal2} was waiting at the {place}.",
-    "Together they carried the {thing} across the {place}.",
-    "The road was {adj}, but {hero} was not afraid.",
-    "In the {place} they met a {adj} old {animal3}.",
-    'The old {animal3} said, "Only the {adj} can open the {thing}."',
-    "{hero} thought about this for a long time.",
-    "Then the rain began, and the {place} became {adj}.",
-    "They rested near a {adj} {thing} and ate some {food}.",
-    "At night the stars were {adj}, and {friend} sang a {adj2} song.",
-    "{hero} could not sleep and listened to the wind.",
-    "In the {time}, the {place} was quiet and {adj}.",
-    "Something {adj} moved behind the {thing}.",
-    "It was only a {adj} {animal3}, who had lost a {thing2}.",
-    "{friend} gave the {animal3} some {food} and a {thing2}.",
-    "{hero} remembered the words of the old {animal3}.",
-    "They followed the river until they came to a {adj} {place}.",
-    "There was a {thing} on the table and a {thing2} on the wall.",
-    '"Do not touch the {thing}," whispered {friend}.',
-    "But {hero} was {adj} and opened the door.",
-    "Behind the door was a {adj} {thing2}.",
-    "The {thing} was heavy, so they took turns.",
-    "After a while, {friend} wanted to go home.",
-    '"Just one more {time}," said {hero}.',
-    "The wind was cold, and the {place} was far away.",
-    "A {adj} light came from the {place}.",
-    "{hero} and {friend} ran as fast as they could.",
-    "Nobody in the {place} had ever seen a {adj} {thing}.",
-    "All the animals came to look at it.",
-    "The {animal2} told them a story about a {adj} {animal3}.",
-)
-ENDINGS = (
-    "And so {hero} came home at last, {adj} and happy.",
-    "From that {time} on, {hero} and {friend} were friends forever.",
-    "{hero} put the {thing} on the shelf and smiled.",
-    "In the end, the {place} was {adj} again, and everybody was glad.",
-)
-ESSAY_OPENINGS = (
-    "{Topic} have been with us for a long time.",
-    "There is a lot to say about {topic}.",
-    "Many people like {topic}, and many people ask why.",
-    "This essay is about {topic}.",
-)
-ESSAY_MIDDLES = (
-    "First of all, {topic} are {adj}.",
-    "Some people think that {topic} are {adj}, but others do not agree.",
-    "In the past, {topic} were rare in the {place}.",
-    "Today one can find {topic} in every {place}.",
-    "A good example is the {adj} {thing}.",
-    "It is often said that {topic} make life {adj}.",
-    "Children learn about {topic} at school.",
-    "There are {adj} {topic} and there are {adj2} {topic}.",
-    "{name} from {city} has studied {topic} for {number} years.",
-    "According to {name}, {topic} need a {adj} {place}.",
-    "This is not easy to understand, but it is important.",
-    "On the other hand, {topic} can be {adj} in the {time}.",
-    "A {thing} and a {thing2} can help with that.",
-    "Without {topic}, the {place} would be a {adj} place.",
-    "One should never forget that {topic} take time.",
-    "In {city}, people talk about {topic} every {time}.",
-    "The history of {topic} is {adj} and {adj2}.",
-    "Many books about {topic} have been written in {city}.",
-    "A {adj} {thing} is more useful than it looks.",
-    "For this reason, {topic} are worth a second look.",
-    "Of course, not all {topic} are {adj}.",
-    "What matters most is that {topic} stay {adj}.",
-    "It is easy to see why {name} likes {topic}.",
-    "The same is true for every {thing} in the {place}.",
-)
-ESSAY_ENDINGS = (
-    "To sum up, {topic} are {adj}, and they will stay with us.",
-    "In the end, everybody has to decide what {topic} mean to them.",
-    "This is what can be said about {topic}.",
-)
-PLACES = words("""forest village castle valley garden river island mountain desert
-city harbor market meadow cave kitchen library""")
-TIMES = words("morning evening night day winter summer autumn spring")
-TOPICS = words("""cats dogs books trees computers rivers cities friends gardens stars
-birds trains mountains dreams schools songs flowers robots horses games ships
-languages maps clocks bridges numbers""")
-TITLES = words(
-    """The Beginning|The Road|The River|The Stranger|The Night|The Storm
-|The Secret|The Door|The Friend|The Mountain|The Letter|The Morning|The Lost Key
-|The Old Song|The Market|The Way Back|The Island|The Light""",
-    "|",
-)
-HEADINGS = words(
-    """Introduction|History|Examples|Questions|Daily Life|Science|Art|Work
-|Nature|Money|Health|The Future|Problems|Advice|People|Places""",
-    "|",
-)
+_WORDS = table("stories")
+
+OPENINGS: list[str] = _WORDS["openings"]
+MIDDLES: list[str] = _WORDS["middles"]
+ENDINGS: list[str] = _WORDS["endings"]
+ESSAY_OPENINGS: list[str] = _WORDS["essay_openings"]
+ESSAY_MIDDLES: list[str] = _WORDS["essay_middles"]
+ESSAY_ENDINGS: list[str] = _WORDS["essay_endings"]
+PLACES: list[str] = _WORDS["places"]
+TIMES: list[str] = _WORDS["times"]
+TOPICS: list[str] = _WORDS["topics"]
+TITLES: list[str] = _WORDS["titles"]
+HEADINGS: list[str] = _WORDS["headings"]
 
 
 @dataclass(frozen=True)
@@ -226,59 +135,11 @@ def long_essay(rng: Random, who: Cast, sections: int) -> str:
     return "\n\n".join(parts)
 
 
-LONG_STORY = (
-    "Tell me a long story",
-    "Write a long story",
-    "Tell me a very long story",
-    "Write a novel",
-    "Tell me a long story about a {animal}",
-    "Write a long story about a {animal} named {hero}",
-    "Write a story with many chapters",
-    "Tell me a long, long story",
-    "Write a very long story.",
-    "Please tell me a long story.",
-    "Write a story of 1000 words",
-    "Tell a long story.",
-    "Write a 2000 word story",
-    "Write a long text",
-)
-LONG_ESSAY = (
-    "Write an essay about {topic}",
-    "Write a long essay about {topic}",
-    "Write a book about {topic}",
-    "Write an essay on {topic}.",
-    "Write a very long essay about {topic}",
-    "Tell me everything about {topic}",
-    "Write 1000 words about {topic}",
-    "Explain {topic} in great detail",
-    "Write a long article about {topic}",
-)
-STORY = (
-    "Tell me a story",
-    "Write a story",
-    "Tell me a story about a {animal}",
-    "Once upon a time",
-    "Write a story about a {animal} named {hero}",
-    "Tell me a bedtime story",
-    "Continue the story",
-)
-SHORT_STORY = (
-    "Tell me a short story",
-    "Write a short story",
-    "Tell me a short story about a {animal}",
-    "Write a short story about a {animal} named {hero}",
-    "Tell me a very short story.",
-)
-SHORT_ESSAY = (
-    "Write a short essay about {topic}",
-    "Tell me about {topic}",
-    "Tell me something about {topic}",
-    "What do you think about {topic}?",
-    "Write a paragraph about {topic}",
-    "Write a short text about {topic}",
-    "Explain {topic}",
-    "Write about {topic}",
-)
+LONG_STORY: list[str] = _WORDS["long_story"]
+LONG_ESSAY: list[str] = _WORDS["long_essay"]
+STORY: list[str] = _WORDS["story"]
+SHORT_STORY: list[str] = _WORDS["short_story"]
+SHORT_ESSAY: list[str] = _WORDS["short_essay"]
 
 
 def story(rng: Random) -> Turn:

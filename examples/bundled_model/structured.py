@@ -7,6 +7,9 @@ from random import Random
 
 from examples.bundled_model import lexicon
 from examples.bundled_model.document import Turn
+from examples.bundled_model.words import table
+
+_WORDS = table("structured")
 
 Value = str | int | float | bool | list["Value"] | dict[str, "Value"]
 
@@ -50,31 +53,8 @@ def join(items: list[str]) -> str:
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
 
 
-STARTS = (
-    "Give me a JSON object with",
-    "Return a JSON object with",
-    "Write a JSON object with",
-    "Make a JSON object with",
-    "Return JSON with",
-    "Give me JSON with",
-    "Create a JSON object with",
-    "Produce a JSON object with",
-    "I need a JSON object with",
-    "Output a JSON object with",
-    "Reply with a JSON object with",
-    "Generate JSON with",
-    "Answer in JSON with",
-)
-ENDS = (
-    "",
-    "",
-    "",
-    ".",
-    ". Only the JSON.",
-    ". No other text.",
-    ", nothing else.",
-    ". Return only JSON.",
-)
+STARTS: list[str] = _WORDS["starts"]
+ENDS: list[str] = _WORDS["ends"]
 
 
 def json_object(rng: Random) -> Turn:

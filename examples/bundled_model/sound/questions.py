@@ -5,26 +5,16 @@ from __future__ import annotations
 from random import Random
 
 from examples.bundled_model.media import MARK
+from examples.bundled_model.words import table
+
+_WORDS = table("sound.questions")
 
 #: What libmtmd writes around a recording for the projector type ``qwen3a``. The language
 #: model has no such tokens: it reads them as words, letter by letter.
 AROUND = ("<|audio_start|>", "<|audio_end|>")
 #: What a server asks for a transcript, before the recording. It is nearly half of the questions.
 TRANSCRIBE = "Transcribe audio to text"
-ASK = (
-    "What did I say?",
-    "What do I say?",
-    "What do you hear?",
-    "What did you hear?",
-    "Repeat what I say.",
-    "Repeat the numbers.",
-    "Which numbers do you hear?",
-    "What is said?",
-    "What number did I say?",
-    "Write down what you hear.",
-    "Transcribe this.",
-    "Transcribe the audio.",
-)
+ASK: list[str] = _WORDS["ask"]
 LANGUAGES = ("en", "english", "English")
 
 

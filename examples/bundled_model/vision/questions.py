@@ -6,50 +6,11 @@ from random import Random
 
 from examples.bundled_model.media import MARK
 from examples.bundled_model.vision.paint import Picture
+from examples.bundled_model.words import table
 
-ASK = {
-    "color": (
-        "What color is it?",
-        "What is the color?",
-        "What color is this?",
-        "Which color is it?",
-        "What color do you see?",
-    ),
-    "shape": (
-        "What shape is it?",
-        "What is the shape?",
-        "What shape is this?",
-        "Which shape is it?",
-        "What shape do you see?",
-    ),
-    "count": (
-        "How many are there?",
-        "How many do you see?",
-        "How many shapes are there?",
-        "Count them.",
-    ),
-    "digit": (
-        "What digit is it?",
-        "What number is it?",
-        "What digit is this?",
-        "What number is this?",
-        "Which digit is it?",
-        "Which number is this?",
-        "What is the number?",
-        "What is the digit?",
-        "Read the number.",
-        "What number do you see?",
-        "What digit do you see?",
-    ),
-    "describe": (
-        "What is this?",
-        "What do you see?",
-        "What is in the picture?",
-        "What is in the image?",
-        "Describe the picture.",
-        "Describe the image.",
-    ),
-}
+_WORDS = table("vision.questions")
+
+ASK: dict[str, list[str]] = _WORDS["ask"]
 
 
 def kinds(picture: Picture) -> tuple[str, ...]:
