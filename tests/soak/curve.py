@@ -8,18 +8,17 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Callable, Sequence
-from html import escape
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 
 import attrs
 
 from tests.soak.process import Sample
+from trioserve.bench import plot
+from trioserve.bench.stats import Spread, spread
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 640, 90, 60, 34, 34
-
-#: Points of a line at most; a run of an hour has 3,600 samples.
-_POINTS = 300
+#: Points of a line: each has the median of a part of the run, and its band the extremes.
+_POINTS = 12
 
 
 def write_csv(path: Path, samples: Sequence[Sample]) -> None:
@@ -41,88 +40,36 @@ def read_csv(path: Path) -> list[Sample]:
 
 
 def svg(samples: Sequence[Sample]) -> str:
-    """Draw memory, descriptors and threads, requests and tokens over time."""
-    thin = list(samples[:: len(samples) // _POINTS + 1])
-    rates, length = _rates(thin), samples[-1].seconds or 1.0
-    blue, red = "#1b6ca8", "#c2571a"
-    panels = [
-        _panel(0, length, thin, "resident memory, MiB", [(blue, lambda s: s.rss_kib / 1024)]),
-        _panel(
-            1,
-            length,
-            thin,
-            "open descriptors (blue) and threads (red)",
-            [(blue, lambda s: s.descriptors), (red, lambda s: s.threads)],
-        ),
-        _panel(2, length, rates, "requests a second", [(blue, lambda s: s.requests)]),
-        _panel(3, length, rates, "tokens a second", [(blue, lambda s: s.tokens)]),
+    """Draw memory, descriptors, threads, requests and tokens over time."""
+    length = samples[-1].seconds or 1.0
+    by_part = groupby(samples, lambda one: min(int(one.seconds / length * _POINTS), _POINTS - 1))
+    parts = [list(part) for _, part in by_part]
+
+    def rate(part: list[Sample], done: Callable[[Sample], int]) -> list[float]:
+        seconds = part[-1].seconds - part[0].seconds
+        return [max(done(part[-1]) - done(part[0]), 0) / seconds] if seconds else [0.0]
+
+    charts = [
+        _chart("resident memory, MiB", parts, lambda part: [s.rss_kib / 1024 for s in part]),
+        _chart("open descriptors", parts, lambda part: [float(s.descriptors) for s in part]),
+        _chart("threads", parts, lambda part: [float(s.threads) for s in part]),
+        _chart("requests a second", parts, lambda part: rate(part, lambda s: s.requests)),
+        _chart("tokens a second", parts, lambda part: rate(part, lambda s: s.tokens)),
     ]
-    height = _TOP + len(panels) * (_HEIGHT + _GAP)
-    unit, size = ("minutes", 60) if length >= 180 else ("seconds", 1)
-    ticks = [
-        f'<text x="{_LEFT + _WIDTH * part:.0f}" y="{height - 14}" text-anchor="middle">'
-        f"{length * part / size:.3g}</text>"
-        for part in (0, 0.25, 0.5, 0.75, 1)
-    ]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 30}" '
-            f'height="{height + 6}" font-family="sans-serif" font-size="12">',
-            '<rect width="100%" height="100%" fill="white"/>',
-            *panels,
-            *ticks,
-            f'<text x="{_LEFT + _WIDTH}" y="{height + 2}" text-anchor="end">{unit}</text>',
-            "</svg>",
-            "",
-        ]
+    return plot.curves("A mixed load", ["trioserve"], charts, f"{length:g} seconds")
+
+
+def _chart(
+    title: str, parts: Sequence[list[Sample]], values: Callable[[list[Sample]], list[float]]
+) -> plot.Chart:
+    line: list[tuple[float, Spread]] = []
+    for part in parts:
+        found = spread(values(part))
+        assert found is not None
+        line.append((round(part[0].seconds), found))
+    return plot.Chart(
+        title=title, x_title="seconds", more_is_better="second" in title, lines={"trioserve": line}
     )
-
-
-@attrs.frozen
-class _Rate:
-    seconds: float
-    requests: float
-    tokens: float
-
-
-def _rates(samples: Sequence[Sample]) -> list[_Rate]:
-    return [
-        _Rate(
-            after.seconds,
-            (after.requests - before.requests) / (after.seconds - before.seconds),
-            max(after.tokens - before.tokens, 0) / (after.seconds - before.seconds),
-        )
-        for before, after in pairwise(samples)
-        if after.seconds > before.seconds
-    ]
-
-
-def _panel(
-    number: int,
-    length: float,
-    points: Sequence[Sample | _Rate],
-    title: str,
-    lines: Sequence[tuple[str, Callable[..., float]]],
-) -> str:
-    """Draw one panel: its title, its largest value, and its lines, from 0 up."""
-    top = _TOP + number * (_HEIGHT + _GAP)
-    bottom = top + _HEIGHT
-    most = max((value(point) for point in points for _, value in lines), default=0) or 1.0
-    parts = [
-        f'<text x="{_LEFT}" y="{top - 8}">{escape(title)}</text>',
-        f'<text x="{_LEFT - 6}" y="{top + 8}" text-anchor="end">{most:.3g}</text>',
-        f'<text x="{_LEFT - 6}" y="{bottom}" text-anchor="end">0</text>',
-        f'<rect x="{_LEFT}" y="{top}" width="{_WIDTH}" height="{_HEIGHT}" fill="none" '
-        'stroke="#ccc"/>',
-    ]
-    for colour, value in lines:
-        drawn = " ".join(
-            f"{_LEFT + _WIDTH * point.seconds / length:.1f},"
-            f"{bottom - _HEIGHT * value(point) / most:.1f}"
-            for point in points
-        )
-        parts.append(f'<polyline points="{drawn}" fill="none" stroke="{colour}"/>')
-    return "\n".join(parts)
 
 
 if __name__ == "__main__":
