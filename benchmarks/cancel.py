@@ -45,7 +45,6 @@ class Slots:
 
     def __init__(self, target: Target, timeout: float) -> None:
         self.target = target
-        self.path = target.address.prefix + "/slots"
         address = target.address
         self.connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
 
@@ -56,7 +55,7 @@ class Slots:
             TargetError: there is no answer, or another one.
         """
         try:
-            self.connection.request("GET", self.path)
+            self.connection.request("GET", "/slots")
             response = self.connection.getresponse()
             found = json.loads(response.read())
             if response.status != 200:

@@ -94,28 +94,22 @@ class Turn:
     sent: float
     prompt: tuple[int, ...]
     answer: tuple[int, ...]  # as generated
-    again: tuple[int, ...]  # prompt and answer, tokenized again from their text
 
 
-def new_tokens(turns: Sequence[Turn]) -> tuple[int, int]:
-    """Return how many prompt tokens no cache could have held, and how many are of new text.
+def new_tokens(turns: Sequence[Turn]) -> int:
+    """Return how many prompt tokens no cache could have held.
 
-    The first counts what differs from every prompt sent before and from the answers as generated;
-    the second takes answers as the tokens that their text gives. They differ where a model's
-    answer, tokenized again, is not what the model generated.
+    No earlier prompt has them, and no answer of the same chat, as it was generated.
     """
-    counts = []
-    for generated in (True, False):
-        seen, last, new = Seen(), dict[int, Turn](), 0
-        for turn in sorted(turns, key=lambda turn: turn.sent):
-            before = last.get(turn.chat)
-            if before is not None:
-                seen.add((*before.prompt, *before.answer) if generated else before.again)
-            new += len(turn.prompt) - seen.known(turn.prompt)
-            seen.add(turn.prompt)
-            last[turn.chat] = turn
-        counts.append(new)
-    return counts[0], counts[1]
+    seen, last, new = Seen(), dict[int, Turn](), 0
+    for turn in sorted(turns, key=lambda turn: turn.sent):
+        before = last.get(turn.chat)
+        if before is not None:
+            seen.add((*before.prompt, *before.answer))
+        new += len(turn.prompt) - seen.known(turn.prompt)
+        seen.add(turn.prompt)
+        last[turn.chat] = turn
+    return new
 
 
 class _Chat:
@@ -158,7 +152,6 @@ class Chats:
         Metric("prefilled / new", "", digits=3),
         Metric("prefilled tokens", "", digits=0),
         Metric("new tokens", "", digits=0),
-        Metric("tokens of new text", "", digits=0),
         Metric("ttft p50", "ms"),
         Metric("ttft p99", "ms"),
         Metric("wall s", "s", digits=2),
@@ -199,9 +192,8 @@ class Chats:
             settings.run(target, plans), planned=planned, expected_tokens=self.max_tokens
         )
         if not sample.failed and "prefilled tokens" in sample.numbers:
-            new, by_text = new_tokens(_turns(target, chats))
+            new = new_tokens(_turns(target, chats))
             sample.numbers["new tokens"] = new
-            sample.numbers["tokens of new text"] = by_text
             sample.numbers["prefilled / new"] = sample.numbers["prefilled tokens"] / new
         return sample
 
@@ -209,27 +201,14 @@ class Chats:
 def _turns(target: Target, chats: Sequence[_Chat]) -> list[Turn]:
     turns = []
     for number, chat in enumerate(chats):
-        for prompt, answer, outcome in zip(chat.prompts, chat.answers, chat.outcomes, strict=True):
-            ids = _tokens(target, prompt)
+        for prompt, outcome in zip(chat.prompts, chat.outcomes, strict=True):
+            body = {"content": prompt, "add_special": True}
+            ids = tuple(json.loads(ask(target, "POST", "/tokenize", body))["tokens"])
             stream = understand(outcome)
             if stream.prompt_tokens not in (-1, len(ids)):
                 raise TargetError(
                     f"{target.name}: a prompt of {len(ids)} tokens counted {stream.prompt_tokens}"
                 )
-            # The answer goes where the template would put it, in place of what ends a prompt.
-            text = prompt.removesuffix(chat.frame.end) + chat.frame.after_user + answer
-            turns.append(
-                Turn(
-                    chat=number,
-                    sent=outcome.sent,
-                    prompt=ids,
-                    answer=tuple(answer_of(outcome)[1]),
-                    again=_tokens(target, text),
-                )
-            )
+            answer = tuple(answer_of(outcome)[1])
+            turns.append(Turn(chat=number, sent=outcome.sent, prompt=ids, answer=answer))
     return turns
-
-
-def _tokens(target: Target, text: str) -> tuple[int, ...]:
-    answer = ask(target, "POST", "/tokenize", {"content": text, "add_special": True})
-    return tuple(json.loads(answer)["tokens"])

@@ -9,13 +9,11 @@ from __future__ import annotations
 import errno
 import heapq
 import itertools
-import math
 import resource
 import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 
 import attrs
 
@@ -26,47 +24,29 @@ MAX_CLIENTS = 4096
 #: Seconds between two checks for requests that have taken too long.
 _CHECK_EVERY = 0.25
 
-#: The error of a background request that was running when the run ended.
-UNFINISHED = "unfinished"
-
-#: The error of a request that was given up as planned.
-CANCELLED = "cancelled"
-
 
 @attrs.frozen
 class Address:
-    """The address of a server. `host` is an IP address; `prefix` goes before each path."""
+    """The address of a server. `host` is an IPv4 address."""
 
     host: str
     port: int
-    prefix: str = ""
-
-    @property
-    def authority(self) -> str:
-        """The value of the Host header."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
 
 
 @attrs.frozen
 class Request:
-    """One HTTP request. `body` is JSON, or empty for none.
-
-    The client closes the connection `cancel_after` seconds after it turned to the request.
-    """
+    """One HTTP request. `body` is JSON, or empty for none."""
 
     method: str
     path: str
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
-    cancel_after: float = math.inf
 
-    def encode(self, address: Address, *, keep_alive: bool = True) -> bytes:
+    def encode(self, address: Address) -> bytes:
         """Return the bytes of the request."""
         lines = [
-            f"{self.method} {address.prefix}{self.path} HTTP/1.1",
-            f"Host: {address.authority}",
-            f"Connection: {'keep-alive' if keep_alive else 'close'}",
+            f"{self.method} {self.path} HTTP/1.1",
+            f"Host: {address.host}:{address.port}",
             "Accept: */*",
             *(f"{name}: {value}" for name, value in self.headers),
         ]
@@ -86,7 +66,6 @@ class Outcome:
     client: int
     sent: float
     ended: float
-    first_byte: float | None = None
     status: int = 0
     error: str = ""
     sse: bool = False
@@ -96,20 +75,15 @@ class Outcome:
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """The requests of one client, one after the other.
-
-    A background plan repeats until the others are done. Then its request is given up, with the
-    error `UNFINISHED`.
-    """
+    """The requests of one client, one after the other."""
 
     requests: Sequence[Request] = ()
     delay: float = 0.0  # seconds after the beginning of the run
-    after_events: int = 0  # begin once every plan without this number has received so many
+    after_events: int = 0  # begin when plans without this number have received this many
     #: Gets each whole answer, and returns the request that comes next, before the others.
     then: Callable[[Outcome], Request | None] | None = None
     pause: float = 0.0  # seconds between two requests
-    background: bool = False
-    hold: bool = False  # only open the connection
+    hold: bool = False  # only open the connection, until the end of the run
 
 
 @attrs.frozen(kw_only=True)
@@ -119,7 +93,6 @@ class Run:
     outcomes: tuple[Outcome, ...]
     wall: float
     cpu: float  # seconds of CPU that this process used meanwhile
-    held: int = 0  # connections of `hold` plans that the server had not closed at the end
 
     @property
     def events(self) -> int:
@@ -134,9 +107,7 @@ class _Client:
         self.number = number
         self.plan = plan
         self.driver = driver
-        self.requests: Iterator[Request] = iter(
-            itertools.cycle(plan.requests) if plan.background else plan.requests
-        )
+        self.requests: Iterator[Request] = iter(plan.requests)
         self.request: Request | None = None
         self.follow: Request | None = None  # comes before the rest of `requests`
         self.sock: socket.socket | None = None
@@ -157,18 +128,11 @@ class _Client:
             return
         self.request = self.follow or next(self.requests, None)
         self.follow = None
-        if self.request is None or (self.plan.background and self.driver.winding_up):
+        if self.request is None:
             self.finish()
             return
         self.sent = time.perf_counter()
-        if self.request.cancel_after < math.inf:
-            when = self.sent + self.request.cancel_after
-            self.driver.call_at(when, partial(self._cancel, self.request))
         self._send()
-
-    def _cancel(self, request: Request) -> None:
-        if self.request is request:
-            self._complete(time.perf_counter(), CANCELLED)
 
     def finish(self) -> None:
         """Mark the plan as worked through. A connection that is held stays open."""
@@ -185,7 +149,6 @@ class _Client:
             client=self.number,
             sent=self.sent,
             ended=now,
-            first_byte=reader.first_byte,
             status=reader.status,
             error=error,
             sse=reader.sse,
@@ -196,7 +159,7 @@ class _Client:
         self.request = None
         if self.plan.then is not None and not error and reader.status == 200:
             self.follow = self.plan.then(outcome)
-        if error or not (reader.keep_alive and self.driver.keep_alive):
+        if error or not reader.keep_alive:
             self.close()
         if self.plan.hold:
             self.finish()
@@ -215,17 +178,6 @@ class _Client:
             self.sock.close()
             self.sock = None
 
-    def holds(self) -> bool:
-        """Say whether a held connection is still open on the other side as well."""
-        if not self.plan.hold or self.sock is None:
-            return False
-        try:
-            return self.sock.recv(1, socket.MSG_PEEK) != b""
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-
     def _open(self) -> socket.socket:
         assert self.sock is not None
         return self.sock
@@ -241,8 +193,7 @@ class _Client:
 
     def _connect(self) -> bool:
         address = self.driver.address
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        self.sock = socket.socket(family, socket.SOCK_STREAM)
+        self.sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self.sock.setblocking(False)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.fresh = True
@@ -256,7 +207,7 @@ class _Client:
         assert self.request is not None
         self.reader = ResponseReader()
         driver = self.driver
-        self.unsent = self.request.encode(driver.address, keep_alive=driver.keep_alive)
+        self.unsent = self.request.encode(driver.address)
         if self.sock is None:
             if self._connect():
                 driver.watch(self._open(), selectors.EVENT_WRITE, self._writable)
@@ -315,21 +266,20 @@ class _Client:
         else:
             self._complete(now, error)
 
-    def give_up(self, now: float, error: str) -> None:
-        """End the running request with an error."""
+    def give_up(self, now: float, error: str, *, over: bool = False) -> None:
+        """End the running request with an error, and the plan where the run is over."""
+        if over:
+            self.requests, self.follow = iter(()), None
         self._complete(now, error)
 
 
 class Driver:
     """Runs plans against one server. Use `run`."""
 
-    def __init__(self, address: Address, *, keep_alive: bool, timeout: float) -> None:
+    def __init__(self, address: Address, timeout: float) -> None:
         self.address = address
-        self.keep_alive = keep_alive
         self.timeout = timeout
         self.outcomes: list[Outcome] = []
-        self.winding_up = False
-        self.held = 0
         self.someone_waits = False
         self._selector = selectors.DefaultSelector()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -337,7 +287,6 @@ class Driver:
         self._clients: list[_Client] = []
         self._waiting: list[_Client] = []
         self._running = 0
-        self._foreground = 0
 
     # -- for the clients
 
@@ -358,19 +307,14 @@ class Driver:
         heapq.heappush(self._timers, (when, next(self._tie), action))
 
     def client_done(self, client: _Client) -> None:
-        """Count a client that is through. The last one ends those in the background."""
+        """Count a client that is through."""
         self._running -= 1
-        if client.plan.background:
-            return
-        self._foreground -= 1
-        if self._foreground == 0:
-            self.winding_up = True
-        elif self.someone_waits:
+        if self.someone_waits:
             self.count_events()
 
     def count_events(self) -> None:
         """Start the clients that wait until the others have received enough events."""
-        leaders = [c for c in self._clients if c not in self._waiting and not c.plan.background]
+        leaders = [client for client in self._clients if client not in self._waiting]
         fewest = min((c.events for c in leaders if not c.done), default=None)
         for client in list(self._waiting):
             if fewest is None or fewest >= client.plan.after_events:
@@ -385,7 +329,6 @@ class Driver:
         started = time.perf_counter()
         self._clients = [_Client(number, plan, self) for number, plan in enumerate(plans)]
         self._running = len(plans)
-        self._foreground = sum(not plan.background for plan in plans)
         self._waiting = [client for client in self._clients if client.plan.after_events]
         self.someone_waits = bool(self._waiting)
         for client in self._clients:
@@ -393,16 +336,15 @@ class Driver:
                 self.call_at(started + client.plan.delay, client.begin)
         now, check_at = started, started + _CHECK_EVERY
         try:
-            while self._running and not self.winding_up:
+            while self._running:
                 now = self._step(check_at)
+                if now - started >= max_time:
+                    self._end(now, f"the run took longer than {max_time:g} s")
+                    break
                 if now >= check_at:
                     check_at = now + _CHECK_EVERY
-                    self._give_up_late(now, now - started >= max_time, max_time)
+                    self._give_up_late(now)
             before_close()
-            self.held = sum(client.holds() for client in self._clients)
-            for client in self._clients:
-                if client.request is not None:
-                    client.give_up(now, UNFINISHED)
         finally:
             for client in self._clients:
                 client.close()
@@ -420,18 +362,16 @@ class Driver:
             heapq.heappop(self._timers)[2]()
         return now
 
-    def _give_up_late(self, now: float, over: bool, max_time: float) -> None:
-        if over:
-            self._timers.clear()
-            self.winding_up = True
+    def _give_up_late(self, now: float) -> None:
         for client in self._clients:
-            if client.request is None:
-                continue
-            if over:
-                client.requests, client.follow = iter(()), None
-                client.give_up(now, f"the run took longer than {max_time:g} s")
-            elif now - client.sent > self.timeout:
+            if client.request is not None and now - client.sent > self.timeout:
                 client.give_up(now, f"no end after {self.timeout:g} s")
+
+    def _end(self, now: float, error: str) -> None:
+        self._timers.clear()
+        for client in self._clients:
+            if client.request is not None:
+                client.give_up(now, error, over=True)
 
 
 def _allow_descriptors(count: int) -> None:
@@ -453,16 +393,15 @@ def run(
     address: Address,
     plans: Iterable[Plan],
     *,
-    keep_alive: bool = True,
     timeout: float = 120.0,
     max_time: float = 600.0,
     before_close: Callable[[], None] = lambda: None,
 ) -> Run:
     """Work through the plans and return what happened.
 
-    Each request gets `timeout` seconds, the whole run `max_time`. `before_close` is called when
-    the foreground is done, and all that is held or in the background is still open. Requests that
-    fail are outcomes with an `error`, never exceptions. All connections are closed on return.
+    Each request gets `timeout` seconds, the whole run `max_time`. `before_close` is called at
+    the end, when held connections are still open. Requests that fail are outcomes with an `error`,
+    never exceptions. All connections are closed on return.
 
     Raises:
         ValueError: there are no plans, or more than `MAX_CLIENTS`.
@@ -471,12 +410,11 @@ def run(
     if not 0 < len(plans) <= MAX_CLIENTS:
         raise ValueError(f"{len(plans)} clients; it must be between 1 and {MAX_CLIENTS}")
     _allow_descriptors(len(plans))
-    driver = Driver(address, keep_alive=keep_alive, timeout=timeout)
+    driver = Driver(address, timeout)
     started, cpu = time.perf_counter(), time.process_time()
     driver.run(plans, max_time, before_close)
     return Run(
         outcomes=tuple(driver.outcomes),
         wall=time.perf_counter() - started,
         cpu=time.process_time() - cpu,
-        held=driver.held,
     )

@@ -48,14 +48,17 @@ class PeakMemory:
 
 @attrs.frozen
 class ManyClients:
-    """Clients that come at once, each with some requests: streams, or short whole answers."""
+    """Clients that come at once, each with a request: for a stream, or for a short whole answer."""
 
     settings: Settings
     clients: int
     streams: bool
-    requests: int = 1
-    max_tokens: int = 16
     prompt_tokens: int = 16
+
+    @property
+    def max_tokens(self) -> int:
+        """The length of an answer."""
+        return 16 if self.streams else 4
 
     @property
     def metrics(self) -> Sequence[Metric]:
@@ -76,7 +79,7 @@ class ManyClients:
     @property
     def name(self) -> str:
         """Such as "256 clients, streams"."""
-        kind = f"streams of {self.max_tokens} tokens" if self.streams else "short answers"
+        kind = "streams" if self.streams else "short answers"
         return f"{plural(self.clients, 'client')}, {kind}"
 
     def measure(self, target: Target, seed: str) -> Sample:
@@ -124,20 +127,17 @@ class ManyClients:
 
         def plan(client: int) -> Plan:
             own: Shape = attrs.evolve(shape, api_key=FEW if self._is_few(client) else MANY)
-            prompts = [
-                settings.prompt(self.prompt_tokens, f"{seed} {client} {number}")
-                for number in range(self.requests)
-            ]
-            return Plan(requests=[own.request(prompt) for prompt in prompts])
+            prompt = settings.prompt(self.prompt_tokens, f"{seed} {client}")
+            return Plan(requests=[own.request(prompt)])
 
         return [plan(client) for client in range(self.clients)]
 
     def _sample(self, result: Run) -> Sample:
-        planned = self.clients * self.requests
+        n = self.clients
         if self.streams:
-            sample = sample_of(result, planned=planned, expected_tokens=self.max_tokens)
+            sample = sample_of(result, planned=n, expected_tokens=self.max_tokens)
         else:
-            sample = answered(result, planned, lambda wall: {"requests/s": planned / wall})
+            sample = answered(result, n, lambda wall: {"requests/s": n / wall})
         if (share := self._share(result.outcomes)) is not None:
             sample.numbers["share of the few"] = share
         return sample

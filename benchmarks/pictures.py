@@ -112,7 +112,7 @@ def _lines(
 ) -> dict[str, list[tuple[float, Spread]]]:
     lines: dict[str, list[tuple[float, Spread]]] = {}
     for result in results:
-        clients = re.match(r"(\d+) streams?, \d+ tokens$", result["scenario"])
+        clients = re.match(r"(\d+) (?:streams?, \d+ tokens|clients, streams)$", result["scenario"])
         if result["model"] == model and clients is not None:
             for server, value in _values(result["samples"], metric).items():
                 lines.setdefault(server, []).append((float(clients[1]), value))

@@ -213,7 +213,7 @@ _THROUGH_ROUTER = (
 _MANY = (
     _most("memory of a waiting connection", "memory/connection", 100, unit="KB", ratio=False),
     _most("memory of a request", "memory/request", 200, unit="KB", ratio=False),
-    _least("share of the key with few clients", "share of the few", 0.4, ratio=False),
+    _least("share of the key with few clients", "share of the few", 0.25, ratio=False),
     _most("CPU of the loop", "loop cpu", 30, unit="s", ratio=False),
     _least("requests a second of a loop's core", "requests/s of a loop's core", 300, ratio=False),
 )
@@ -258,7 +258,6 @@ def rows(sizes: Sizes) -> list[Row]:
         prompt_tokens=sizes.cancel_tokens,
         max_seconds=120.0,
     )
-    many = partial(ManyClients, requests=n)
     return [
         Row(
             key="single",
@@ -320,7 +319,7 @@ def rows(sizes: Sizes) -> list[Row]:
         Row(
             key="many",
             cases=[
-                Case(partial(many, clients=count, streams=streams), checks)
+                Case(partial(ManyClients, clients=count, streams=streams), checks)
                 for count in sizes.clients
                 for streams, checks in ((True, _MANY_STREAMS), (False, _MANY_ANSWERS))
             ],

@@ -54,7 +54,7 @@ def target_at(url: str) -> Target:
     if parts.scheme != "http" or not parts.hostname:
         raise TargetError(f"{url}: a base URL looks like http://127.0.0.1:8080")
     host = socket.gethostbyname(parts.hostname)
-    return Target(parts.netloc, Address(host, parts.port or 80, parts.path.rstrip("/")))
+    return Target(parts.netloc, Address(host, parts.port or 80))
 
 
 def ask(
@@ -78,7 +78,7 @@ def ask(
         headers["Content-Type"] = "application/json"
     try:
         data = None if body is None else json.dumps(body)
-        connection.request(method, address.prefix + path, data, headers)
+        connection.request(method, path, data, headers)
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:

@@ -25,9 +25,7 @@ class Shape:
 
     api: str = attrs.field(default="chat", validator=attrs.validators.in_(APIS))
     max_tokens: int = 64
-    temperature: float = 0.0
     ignore_eos: bool = True
-    cache_prompt: bool = True
     model: str = "benchmark"
     api_key: str = attrs.field(default="", repr=False)
     more: Mapping[str, object] = attrs.field(factory=dict)  # fields sent as they are
@@ -51,11 +49,9 @@ class Shape:
         return self._post("/v1/chat/completions", body)
 
     def _post(self, path: str, fields: Mapping[str, object]) -> Request:
-        body = {**fields, "stream": True, "temperature": self.temperature}
+        body = {**fields, "stream": True, "temperature": 0.0}
         if self.ignore_eos:
             body["ignore_eos"] = True
-        if not self.cache_prompt:
-            body["cache_prompt"] = False
         headers = (("Authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
         return Request("POST", path, json.dumps({**body, **self.more}).encode(), headers)
 
@@ -66,7 +62,7 @@ class Stream:
 
     `at` holds the arrival of each event that carried output, counted from `sent`. `counted` is
     False when the server reported no number of tokens, and events were counted in their place.
-    `cached` and `prefilled` are -1 where the server does not say.
+    `prefilled` is -1 where the server does not say.
     """
 
     client: int
@@ -77,7 +73,6 @@ class Stream:
     tokens: int
     counted: bool
     prompt_tokens: int
-    cached: int
     prefilled: int
 
     @property
@@ -147,7 +142,6 @@ def understand(outcome: Outcome) -> Stream:
     elif not error and not at:
         error = "no event carried output"
     tokens = _first(usage.get("completion_tokens"), timings.get("predicted_n"))
-    details = usage.get("prompt_tokens_details") or {}
     return Stream(
         client=outcome.client,
         sent=outcome.sent,
@@ -157,7 +151,6 @@ def understand(outcome: Outcome) -> Stream:
         tokens=_first(tokens, native.get("tokens_predicted"), len(at)),
         counted=tokens is not None or "tokens_predicted" in native,
         prompt_tokens=_first(usage.get("prompt_tokens"), native.get("tokens_evaluated"), -1),
-        cached=_first(timings.get("cache_n"), details.get("cached_tokens"), -1),
         prefilled=_first(timings.get("prompt_n"), -1),
     )
 

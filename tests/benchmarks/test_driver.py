@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import socket
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from benchmarks.cancel import cut
-from benchmarks.driver import UNFINISHED, Address, Outcome, Plan, Request, run
+from benchmarks.driver import Address, Outcome, Plan, Request, run
 from benchmarks.http1 import ProtocolError, ResponseReader, payloads
 from benchmarks.stats import sample_of
 from benchmarks.wire import Shape, answer_of, understand
@@ -38,7 +37,7 @@ def native(content: str, **more: object) -> bytes:
     return b"data: %b\n\n" % json.dumps({"content": content, **more}).encode()
 
 
-USAGE = {"completion_tokens": 5, "prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2}}
+USAGE = {"completion_tokens": 5, "prompt_tokens": 7}
 #: Three events with output (one of them two tokens, as far as the usage says), and three without.
 CHAT = [
     event(""),
@@ -99,7 +98,7 @@ def test_a_chat_stream_is_understood() -> None:
     stream = understand(result.outcomes[0])
     assert stream.error == ""
     assert (len(stream.at), len(stream.gaps)) == (3, 2)
-    assert (stream.tokens, stream.prompt_tokens, stream.cached) == (5, 7, 2)
+    assert (stream.tokens, stream.prompt_tokens) == (5, 7)
     sample = sample_of(result, planned=1, expected_tokens=6)
     assert sample.numbers["tokens"] == 5
     assert sample.notes == ("1 outputs are shorter than 6 tokens",)
@@ -107,11 +106,9 @@ def test_a_chat_stream_is_understood() -> None:
 
 def test_connections_are_kept_and_remade() -> None:
     plan = Plan(requests=[Shape().request("hello")] * 4)
-    for keep in (2, 1):
-        answers = [STREAM] * (4 // keep)
-        with serving_bytes(*answers, keep=keep) as address:
-            result = run(address, [plan], keep_alive=keep > 1, timeout=60)
-        assert [understand(outcome).error for outcome in result.outcomes] == [""] * 4
+    with serving_bytes(STREAM, STREAM, keep=2) as address:
+        result = run(address, [plan], timeout=60)
+    assert [understand(outcome).error for outcome in result.outcomes] == [""] * 4
 
 
 @pytest.mark.parametrize(
@@ -148,47 +145,29 @@ def test_a_plan_continues_with_the_answer() -> None:
     assert answers == [("ab", [1, 2])] * 3
 
 
-def test_late_and_background_plans() -> None:
-    """One stream starts after the first has brought events; a probe runs until both are done."""
-
-    def accept() -> tuple[socket.socket, bytes]:
-        connection, _ = listener.accept()
-        return connection, read_request(connection)
-
+def test_a_late_plan_begins_after_events_of_the_others() -> None:
     def serve() -> None:
-        with contextlib.ExitStack() as waiting:
-            first, second = waiting.enter_context(accept()[0]), None
+        first, _ = listener.accept()
+        with first:
+            read_request(first)
             first.sendall(HEAD + b"".join(map(chunk, CHAT[:4])))
-            probed = False
-            while second is None or not probed:
-                connection, request = accept()
-                waiting.enter_context(connection)
-                if request.startswith(b"GET"):
-                    probed = True
-                else:
-                    second = connection
-            second.sendall(STREAM)
-            first.sendall(b"".join(map(chunk, CHAT[4:])) + chunk(b""))
-            assert first.recv(1) == b""  # open until the run ends
+            second, _ = listener.accept()
+            with second:
+                read_request(second)
+                second.sendall(STREAM)
+                first.sendall(b"".join(map(chunk, CHAT[4:])) + chunk(b""))
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
+        address = Address("127.0.0.1", listener.getsockname()[1])
         request = Shape().request("hello")
-        result = run(
-            Address("127.0.0.1", listener.getsockname()[1]),
-            [
-                Plan(requests=[request]),
-                Plan(requests=[request], after_events=3),
-                Plan(requests=[Request("GET", "/health")], background=True, delay=0.001),
-            ],
-            timeout=60,
-        )
+        plans = [Plan(requests=[request]), Plan(requests=[request], after_events=3)]
+        result = run(address, plans, timeout=60)
         thread.join(10)
-    by_client = {outcome.client: outcome for outcome in result.outcomes}
-    assert sorted(by_client) == [0, 1, 2]
-    assert by_client[1].sent >= by_client[0].times[2]
-    assert by_client[2].error == UNFINISHED
+    first, late = sorted(result.outcomes, key=lambda outcome: outcome.client)
+    assert (first.error, late.error) == ("", "")
+    assert late.sent >= first.times[2]
 
 
 def test_a_request_is_cut_off_while_it_decodes() -> None:

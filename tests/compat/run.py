@@ -108,7 +108,7 @@ def ask(target: Target, call: Call, timeout: float = 60.0) -> Answer:
     data = call.data()
     headers = {"Content-Type": "application/json"} if data is not None else {}
     try:
-        connection.request(call.method, address.prefix + call.path, data, headers)
+        connection.request(call.method, call.path, data, headers)
         response = connection.getresponse()
         body = response.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
