@@ -20,7 +20,8 @@ BY_OWNER = {
 }
 #: Caches of one request, slot or client.
 OF_ONE = {
-    "llama/grammar/tools.py:OrderedDict",  # and what was logged, which answers do not show
+    "llama/grammar/tools.py:OrderedDict",
+    "llama/grammar/tools.py:lru_cache",  # what was logged, which answers do not show
     "server/limits/rates.py:OrderedDict",  # the rates of each client
 }
 #: Of the program, the model, the machine or its files, the same for all clients.

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from trioserve.config import Config
 from trioserve.errors import DecodeInterruptedError, EngineError, ModelLoadError
-from trioserve.llama import context, layout, library, machine
+from trioserve.llama import context, layout, library
 from trioserve.llama.batch import LlamaBatch
 from trioserve.llama.context import (
     Context,
@@ -95,13 +95,6 @@ def test_what_llama_cpp_refuses_says_why(model: LlamaModel) -> None:
         make(model, cache_type_v="q8_0", flash_attn="off")
 
 
-def test_there_is_a_thread_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "cpu_quota", lambda: None)
-    assert threads(3) == 3
-    assert threads(-1) == machine.physical_cores()
-    assert threads(0) == len(machine.allowed_cpus())
-
-
 @pytest.mark.parametrize(
     ("quota", "expected"), [(None, (8, 16)), (0.5, (1, 1)), (2.9, (2, 2)), (9.0, (8, 9))]
 )
@@ -138,18 +131,6 @@ def test_prefill_has_the_threads_of_decode_unless_told(model: LlamaModel) -> Non
     assert (params.n_threads, params.n_threads_batch) == (3, 5)
 
 
-def test_after_closing_it_is_refused(model: LlamaModel) -> None:
-    made = make(model, ctx_size=256)
-    made.close()
-    made.close()
-    batch = LlamaBatch(4, n_vocab=10, n_seqs=1)
-    batch.add(1, 0, 0, logits=True)
-    with pytest.raises(EngineError, match="closed"):
-        made.decode(batch)
-    with pytest.raises(EngineError, match="closed"):
-        made.memory.last(0)
-
-
 def test_more_logits_than_there_is_room_for_are_refused(model: LlamaModel) -> None:
     config = Config(threads=1, ctx_size=256, parallel=1, cache_seqs=1)
     with open_context(model, config, n_scores=0) as context:
@@ -158,13 +139,6 @@ def test_more_logits_than_there_is_room_for_are_refused(model: LlamaModel) -> No
             batch.add(1, pos, 0, logits=True)
         with pytest.raises(EngineError, match="at most 2 rows"):
             context.decode(batch)
-
-
-def test_a_forgotten_context_warns(model: LlamaModel) -> None:
-    made = make(model, ctx_size=256)
-    with pytest.warns(ResourceWarning, match="was not closed"):
-        made.__del__()
-    made.close()
 
 
 def test_sequences_to_keep_come_on_top_of_those_of_the_slots() -> None:

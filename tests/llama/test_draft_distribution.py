@@ -168,7 +168,7 @@ def test_outputs_have_the_probabilities_of_the_model(
         n_accepted = sum(one.draft_n_accepted for one in timings)
         assert N / 20 < n_accepted < n_drafted - N / 20
 
-        # Where guesses are not checked, the test fails.
+        # If guesses are not checked, the test fails.
         monkeypatch.setattr(SamplerPool, "_sample_several", always_accept)
         statistic, critical = chi_square(samples(bench, text), probs)
         assert statistic > 2 * critical

@@ -1,4 +1,4 @@
-"""Which draft models go with which models."""
+"""Draft models that go with a model, and those that do not."""
 
 from __future__ import annotations
 

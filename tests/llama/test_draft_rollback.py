@@ -78,7 +78,7 @@ class RollbackMachine(RuleBasedStateMachine):
 
     @rule(asked=st.sets(slots, min_size=1), n=st.integers(1, N_MAX), n_right=st.integers(0, N_MAX))
     def draft(self, asked: set[int], n: int, n_right: int) -> None:
-        """Ask for drafts, of which some tokens are accepted, and one comes after them."""
+        """Ask for drafts; some of their tokens are accepted, and one comes after them."""
         requests = [DraftRequest(i, self.texts[i], self.roots[i], n) for i in asked]
         for request, draft in zip(requests, self.drafter.propose(requests), strict=True):
             keys = list(request.keys)

@@ -37,7 +37,7 @@ RECORDS = schema(
 
 
 class WrongAfterTwo(NgramDrafter):
-    """Guesses from n-grams, of which the third token is wrong."""
+    """Guesses from n-grams, with a wrong third token."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Sequence[int]]:
         return [

@@ -1,4 +1,4 @@
-"""How much memory a model will need, told without loading it."""
+"""The memory need of a model, without loading it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trioserve.models import BUNDLED
 
 
 def really(config: Config) -> tuple[int, int, int]:
-    """What llama.cpp allocates for the model and its context."""
+    """Return the bytes that llama.cpp allocates for the model and its context."""
     lines: list[str] = []
     with LlamaModel.load(config) as model, library.listening(lines.append):
         if config.serves_embeddings:

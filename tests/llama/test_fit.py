@@ -1,4 +1,4 @@
-"""What is chosen so that a model fits: arithmetic on the header of its file."""
+"""Choices so that a model fits: arithmetic on the header of its file."""
 
 from __future__ import annotations
 

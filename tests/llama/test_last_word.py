@@ -1,4 +1,4 @@
-"""What a process writes when a fault ends it."""
+"""The last line of a process that a fault ends."""
 
 from __future__ import annotations
 

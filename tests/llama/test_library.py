@@ -25,10 +25,6 @@ PACKAGE = Path(llama.__file__).parent
 # -- the check
 
 
-def test_the_installed_library_is_fine() -> None:
-    library.check_library()
-
-
 def test_the_list_names_what_the_sources_call() -> None:
     sources = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     called = set(re.findall(r"\b(?:lib|short|library)\.(llama_\w+)", sources))
@@ -129,34 +125,21 @@ def log(*parts: tuple[int, str]) -> None:
     library.take_errors()
 
 
-def test_levels_are_mapped(recorder: Recorder) -> None:
-    log((1, "a\n"), (2, "b\n"), (3, "c\n"), (4, "d\n"), (0, "e\n"), (9, "f\n"))
-    assert recorder.lines == [
-        ("debug", "a"),
-        ("debug", "b"),
-        ("warning", "c"),
-        ("error", "d"),
-        ("debug", "e"),
-        ("debug", "f"),
-    ]
-
-
-def test_continued_lines_are_joined(recorder: Recorder) -> None:
-    log((3, "one "), (5, "two "), (5, "three\n"), (2, "next\n"))
-    assert recorder.lines == [
-        ("warning", "one two three"),
-        ("debug", "next"),
-    ]
-
-
-def test_a_line_without_an_end_is_written_with_the_next(recorder: Recorder) -> None:
-    log((4, "broken off"), (2, "next\n"))
-    assert recorder.lines == [("error", "broken off"), ("debug", "next")]
-
-
-def test_progress_bars_are_left_out(recorder: Recorder) -> None:
-    log((2, "."), (5, "."), (5, "."), (5, "\n"), (2, "\n"), (3, ""))
-    assert recorder.lines == []
+@pytest.mark.parametrize(
+    ("parts", "written"),
+    [
+        ([(1, "a\n"), (2, "b\n"), (3, "c\n")], [("debug", "a"), ("debug", "b"), ("warning", "c")]),
+        ([(4, "d\n"), (0, "e\n"), (9, "f\n")], [("error", "d"), ("debug", "e"), ("debug", "f")]),
+        ([(3, "one "), (5, "two "), (5, "three\n")], [("warning", "one two three")]),
+        ([(4, "broken off"), (2, "next\n")], [("error", "broken off"), ("debug", "next")]),
+        ([(2, "."), (5, "."), (5, "\n"), (2, "\n"), (3, "")], []),  # a progress bar
+    ],
+)
+def test_lines_have_levels_and_are_whole(
+    recorder: Recorder, parts: list[tuple[int, str]], written: list[tuple[str, str]]
+) -> None:
+    log(*parts)
+    assert recorder.lines == written
 
 
 def test_bytes_that_are_no_text_are_marked(recorder: Recorder) -> None:
@@ -250,7 +233,7 @@ def test_backends_that_are_libraries_of_their_own_are_loaded(
 @pytest.mark.system
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 def test_devices_are_those_of_the_ggml_that_llama_cpp_uses() -> None:
-    """A second copy would have a list of backends of its own, maybe an empty one."""
+    """A second copy would have a separate list of backends, maybe an empty one."""
     program = (
         "from trioserve.llama.devices import devices; devices();"
         "lines = open('/proc/self/maps').read().split();"

@@ -132,7 +132,7 @@ def test_a_copy_that_waits_for_the_next_decode_is_not_saved(backend: LlamaBacken
     for seq in (0, 1):
         with pytest.raises(EngineError, match="being copied"):
             backend.memory.restore(seq, b"")
-    # What the copy leaves alone can be read and written meanwhile.
+    # Other sequences can be read and written meanwhile.
     assert backend.memory.save(0) == before
     backend.memory.restore(3, other)
     fill(backend, 1, (350,), 40)

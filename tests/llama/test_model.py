@@ -241,10 +241,6 @@ def test_twenty_loads_leave_nothing_behind() -> None:
 # -- the machine
 
 
-def test_cores_are_counted() -> None:
-    assert 1 <= machine.physical_cores() <= (os.cpu_count() or 1)
-
-
 def test_hardware_threads_of_a_core_count_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,7 +108,7 @@ def test_among_what_a_grammar_allows(
 
 
 def model(path: Path, name: str, value: float, row: int | slice = slice(None)) -> str:
-    """Write a model with a weight that is no number."""
+    """Write a model with a weight that is NaN."""
 
     def change(weights: dict[str, Array]) -> None:
         weights["output.weight"] = weights["token_embd.weight"].copy()

@@ -1,4 +1,4 @@
-"""Sampling within the decode: the same tokens as on the CPU, whoever else is in the batch."""
+"""Sampling within the decode: the same tokens as on the CPU, alone and in company."""
 
 from __future__ import annotations
 

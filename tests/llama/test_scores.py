@@ -19,7 +19,7 @@ from trioserve.errors import DecodeError
 from trioserve.llama.sampler import add_score
 from trioserve.types import PromptScores
 
-#: What the order of sums may change in a log probability.
+#: The difference that the order of sums may make in a log probability.
 CLOSE = 1e-3
 
 STORY = "Once upon a time, there was a little dog named Spot. " * 8

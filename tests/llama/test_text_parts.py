@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -185,8 +185,3 @@ def test_sentence_piece_needs_all_bytes(tmp_path: Path) -> None:
     path = write_vocab(tmp_path / "vocab.gguf", "llama", bytes_=200)
     with pytest.raises(ModelLoadError, match="no token for the byte 0xC8"):
         open_vocab(path)
-
-
-def test_no_token_is_longer_than_the_longest(vocab: LlamaVocab) -> None:
-    names: Sequence[bytes] = vocab.names
-    assert vocab.max_token_bytes == max(len(name) for name in names) > 3

@@ -36,22 +36,11 @@ def test_detokenizing_joins_pieces(vocab: LlamaVocab, tokens: list[int]) -> None
     assert vocab.detokenize(tokens) == b"".join(vocab.names[t] for t in tokens)
 
 
-def test_nul_characters_are_text(vocab: LlamaVocab) -> None:
-    text = "a\0b\0"
-    assert vocab.detokenize(vocab.tokenize(text)) == text.encode()
-
-
 def test_control_tokens_are_read_when_asked_for(vocab: LlamaVocab) -> None:
     [start] = vocab.tokenize("<|im_start|>")
     assert len(vocab.tokenize("<|im_start|>", parse_special=False)) > 1
     assert vocab.pieces[start] == b""
     assert vocab.detokenize([start]) == b"<|im_start|>"
-
-
-def test_the_end_of_a_turn_ends_the_output(vocab: LlamaVocab) -> None:
-    [end] = vocab.tokenize("<|im_end|>")
-    assert end in vocab.end_of_generation
-    assert all(not vocab.pieces[token] for token in vocab.end_of_generation)
 
 
 def test_there_is_a_piece_for_each_token(vocab: LlamaVocab) -> None:

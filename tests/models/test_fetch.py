@@ -1,4 +1,4 @@
-"""What a configuration names becomes files."""
+"""Names in a configuration become files."""
 
 from __future__ import annotations
 

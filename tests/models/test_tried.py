@@ -1,4 +1,4 @@
-"""Which files this machine has loaded before."""
+"""Files that this machine has loaded before."""
 
 from __future__ import annotations
 

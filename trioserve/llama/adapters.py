@@ -1,4 +1,4 @@
-"""What is added to a model: LoRA adapters to its weights, control vectors to its layers' output."""
+"""Additions to a model: LoRA adapters to its weights, control vectors to its layers' output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LoadedAdapters:
     def __init__(self, model: LlamaModel, files: Sequence[tuple[str, float]]) -> None:
         self._model = model
         self._handles: list[Any] = []
-        #: What was loaded, by id. One that was removed has no path.
+        #: The adapters, by id. One that was removed has no path.
         self.infos: tuple[AdapterInfo, ...] = ()
         for path, scale in files:
             self.add(path, scale)
@@ -89,7 +89,7 @@ def _load(model: LlamaModel, path: Path) -> Any:
 
 
 def _entry(handle: Any, key: bytes) -> str:
-    """Read an entry of the metadata; empty if there is none."""
+    """Read an entry of the metadata; empty if it is missing."""
     buffer = ctypes.create_string_buffer(1024)
     lib.llama_adapter_meta_val_str(handle, key, buffer, len(buffer))
     return buffer.value.decode(errors="replace")

@@ -217,7 +217,8 @@ class LlamaBackend:
     def decode_media(self, pieces: Sequence[MediaPiece]) -> list[int]:
         """Decode parts of chunks of media, as `Backend` has it.
 
-        Raises also NotSupportedError: there is no projector; and EngineError: they are no batch.
+        Raises also NotSupportedError: the model takes text only; EngineError: they do not form a
+        batch.
         """
         if self.projector is None:
             raise NotSupportedError("The model takes text only.")

@@ -260,7 +260,7 @@ class MediaBatch(_NumberBatch):
         #: The row of the last cell of each piece.
         self.last_rows = [int(end) - 1 for end in np.cumsum(sizes)]
         self.is_causal = all(piece.chunk.is_causal for piece in pieces)
-        #: Whether there are cells at the first position already. Then no decode may be cut off
+        #: Cells exist at the first position already. Then no decode may be cut off
         #: there, which would take these away as well.
         self.goes_on = has_sections and any(piece.start > 0 for piece in pieces)
         positions = [

@@ -70,7 +70,7 @@ class Interrupt:
             self._is_held = False
 
     def is_set(self) -> bool:
-        """Whether a decode is to be interrupted, or was."""
+        """Return True while a decode is to be interrupted."""
         return self.flag[0] != b"\0"
 
 
@@ -107,7 +107,7 @@ class Memory:
         #: Keys of several tokens are in a part of each sequence, even in a unified cache: what
         #: llama.cpp copies with the next decode would replace what is restored before.
         self._is_compressed = is_compressed
-        #: Whether the next decode makes copies, those from some sequences and to others.
+        #: Copies wait for the next decode: from some sequences and to others.
         self.is_copying = False
         self._sources: set[int] = set()
         self._targets: set[int] = set()
@@ -173,7 +173,7 @@ class Memory:
         return int(short.llama_memory_seq_pos_min(self._handle, seq))
 
     def size(self, seq: int, *, partial: bool = False) -> int:
-        """How many bytes `save` would return."""
+        """Return the number of bytes that `save` would return."""
         self._check(seq)
         return int(lib.llama_state_seq_get_size_ext(self._context, seq, int(partial)))
 
@@ -284,7 +284,7 @@ _NOTHING = nullcontext[None]()
 
 
 class AnyBatch(Protocol):
-    """What a context decodes: tokens, or embeddings in their place."""
+    """The input of a context: tokens, or embeddings in their place."""
 
     def seal(self) -> tuple[Any, bytes]:
         """Return the structure that `llama_decode` takes, and a byte for each row.
@@ -337,11 +337,11 @@ class Context(HandleOwner):
         self.n_ubatch: int = lib.llama_n_ubatch(handle)
         self.n_seqs: int = lib.llama_n_seq_max(handle)
         self.n_outputs: int = params.n_outputs_max  # rows of a batch that may have logits
-        #: Encoders have no cache: batches are independent, and there are no logits.
+        #: Encoders have no cache: batches are independent, without logits.
         self.has_cache: bool = lib.llama_get_memory(handle) is not None
         #: One byte for each row of the last batch: 1 if it has logits.
         self.rows = b""
-        #: Whether all sequences share the cells. A single sequence has all of them anyway.
+        #: All sequences share the cells. A single sequence has all of them anyway.
         self.unified = bool(params.kv_unified) or self.n_seqs == 1
         self.memory = Memory(
             handle,
@@ -394,7 +394,7 @@ class Context(HandleOwner):
         why = library.reason(library.take_errors())
         if code == 1:
             raise KVCacheFullError(f"The KV cache has no room for a batch of {len(rows)} tokens.")
-        # What was computed of a batch stays, but for the physical batch that was interrupted. It is
+        # Finished parts of a batch stay, but for the physical batch that was interrupted. It is
         # cut, so that the batch can be run again. A sliding window cannot be cut, but it has lost
         # only what the next position does not see.
         if code == _INTERRUPTED and (
@@ -530,7 +530,7 @@ def generation_params(
     params.n_ubatch = max(min(config.ubatch_size, params.n_batch), least)
     if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
         # llama.cpp tries out where each physical batch goes before it computes the first of them.
-        # Where there is no room for all, cells of the window are gone that were still needed.
+        # Without room for all, cells of the window are gone that were still needed.
         params.n_batch = params.n_ubatch = max(params.n_ubatch, params.n_outputs_max)
     decode_threads, prefill_threads = thread_choices(config)
     params.n_threads, params.n_threads_batch = decode_threads[-1], prefill_threads[-1]

@@ -340,7 +340,7 @@ class LlamaDrafter:
         return drafts
 
     def _room(self, request: DraftRequest, text: DraftText) -> int:
-        """How long a draft may be."""
+        """Return the most tokens that a draft may have."""
         if text.is_closed:
             return 0
         room = self._rules.n_ctx_seq - len(request.keys)

@@ -167,7 +167,7 @@ class LlamaEmbedder(EmbeddingBackend):
     def compute_media(self, piece: MediaPiece) -> None:
         """Run a batch of cells of a chunk, as `EmbeddingBackend` has it.
 
-        Raises also NotSupportedError: there is no projector; and EngineError: it is no batch.
+        Raises also NotSupportedError: the model takes text only; EngineError: it cannot be a batch.
         """
         if self.projector is None:
             raise NotSupportedError("The model takes text only.")
@@ -185,7 +185,7 @@ class LlamaEmbedder(EmbeddingBackend):
         return self._copy(pointer, 1, f"sequence {seq}")
 
     def rows(self, start: int, stop: int) -> Matrix:
-        """Return the embeddings of rows of the last batch, if there is no pooling."""
+        """Return the embeddings of rows of the last batch, without pooling."""
         pointer = lib.llama_get_embeddings(self._context.handle)
         return self._copy(pointer, stop, f"row {stop - 1}")[start:]
 

@@ -1,4 +1,4 @@
-"""How much memory a model will need: llama.cpp's own estimate, without loading the weights.
+"""The memory need of a model: llama.cpp's own estimate, without loading the weights.
 
 llama.cpp makes the model and its context with buffers that do not exist, and logs how large they
 would be. It has a function for that, too, but of C++, whose result ctypes cannot read.

@@ -46,10 +46,10 @@ from trioserve.units import bytes_text
 
 _MIB = 2**20
 
-#: What a server takes without a model: the data of Python, llama.cpp and the libraries.
+#: Bytes of a server without a model: the data of Python, llama.cpp and the libraries.
 PROCESS = 84 * _MIB
 
-#: What a vocabulary takes for each token, in llama.cpp and here.
+#: Bytes of a vocabulary for each token, in llama.cpp and here.
 _TOKEN = 345
 
 #: RAM that stays free: a share of the need, and bytes for requests.
@@ -72,7 +72,7 @@ class Room:
     gpus: tuple[int, ...] = ()
     #: Of the machine.
     total_ram: int = 0
-    #: Where pages of a KV cache may exist only once they are written to.
+    #: Pages of a KV cache may exist only once they are written to.
     is_lazy: bool = attrs.field(factory=lazy_pages.is_supported)
 
     @data.default
@@ -82,7 +82,7 @@ class Room:
 
 @attrs.frozen(kw_only=True)
 class Models:
-    """What is loaded together: a model, perhaps a draft model, and files that count as they are.
+    """The files of a server: a model, perhaps a draft model, and files that count as they are.
 
     `is_mapped`: the weights in RAM are pages of the file, which the system may drop.
     """
@@ -111,7 +111,7 @@ class Need:
 
     @property
     def ram(self) -> int:
-        """What is in RAM, with mapped weights."""
+        """Bytes of RAM, with mapped weights."""
         return self.process + self.weights + self.mapped + self.cache + self.compute
 
 
@@ -123,7 +123,7 @@ class Fit:
     need: Need
     room: Room
     changes: tuple[str, ...] = ()
-    #: Whether the weights are larger than the memory, and will be read again and again.
+    #: The weights are larger than the memory, and will be read again and again.
     is_tight: bool = False
 
     @property
@@ -288,7 +288,7 @@ def _need(shape: Shape, config: Config, room: Room) -> _Sum:
         gpus[last] += output
     masks, work = _graph(shape, run, layout, n_ubatch, windows)
     of_row = 4 * shape.n_vocab if shape.is_causal else 0
-    # What is computed with a batch has room at the start, and its copy when it is asked for.
+    # Outputs of a batch have room at the start, and their copies when they are asked for.
     logits = (n_outputs + n_scores) * of_row
     rows = n_outputs * (4 * shape.n_embd if config.serves_embeddings else of_row)
     compute = rows + (
@@ -429,7 +429,7 @@ def _placements(models: Models, config: Config, room: Room) -> Iterator[Config]:
         yield one
 
     def spills(**fields: Any) -> bool:
-        """Whether there is no way that the devices hold what they are to hold."""
+        """Return True if the devices cannot hold their layers in any way."""
         one = attrs.evolve(least, **fields)
         return not any(_fits_gpus(need(models, each, room), config, room) for each in both(one))
 

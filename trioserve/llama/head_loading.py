@@ -57,7 +57,7 @@ def load_head(
     """Make the drafter of the head that `config.head_type` names.
 
     Raises:
-        ModelLoadError: there is none, or it cannot be used; or `progress` cancelled.
+        ModelLoadError: it is missing, or cannot be used; or `progress` cancelled.
         BackendMismatchError: the installed llama.cpp lacks a function.
     """
     name = config.head_type

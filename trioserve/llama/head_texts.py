@@ -1,4 +1,4 @@
-"""What a drafting head has read of each sequence, and the sequences of model and head as one.
+"""The text that a head has read of each sequence, and the sequences of model and head as one.
 
 A head reads a token together with the hidden row that the model computed at the position before::
 
@@ -74,7 +74,7 @@ class HeadText:
 
     @property
     def n_cells(self) -> int:
-        """How many cells the head has for what it has read; -1 for no token, with a shift."""
+        """The number of the head's cells for the text so far; -1 for no token, with a shift."""
         return self.n_read - sum(stop - start for start, stop in self.gaps) - self.shift
 
     def append(self, pos: int, tokens: Sequence[TokenId], rows: Rows) -> None:

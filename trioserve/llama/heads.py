@@ -94,7 +94,7 @@ class HeadDrafter(ABC):
     """
 
     is_free = False
-    #: Whether the head reads each token with the row before.
+    #: True if the head reads each token with the row before.
     needs_rows = True
     #: True for a head with a KV cache.
     has_cells = True
@@ -245,7 +245,7 @@ class HeadDrafter(ABC):
         return made
 
     def _room(self, request: DraftRequest) -> int:
-        """How long a draft may be."""
+        """Return the most tokens that a draft may have."""
         room = self._rules.n_ctx_seq - len(request.keys)
         return min(request.n_max, self.n_max, room)
 

@@ -1,4 +1,4 @@
-"""What the state of a sequence depends on: the model's content, and settings of the context."""
+"""The identity of a sequence's state: the model's content, and settings of the context."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A last line of the log, where llama.cpp ends the process: it names the files in use.
 
 Python code cannot handle such a signal: its thread may hold any lock. So the handler is machine
-code that writes a prepared text, and raises the signal again. There is none on processors other
-than x86-64 and 64-bit ARM, nor where the system forbids executable memory.
+code that writes a prepared text, and raises the signal again. Processors other than
+x86-64 and 64-bit ARM have no handler, nor have systems that forbid executable memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import struct
 import sys
 from collections.abc import Callable
 
-#: What `abort`, a bad address, a division by zero, a file cut short, and a bad instruction give.
+#: Signals of `abort`, a bad address, a division by zero, a file cut short, a bad instruction.
 _SIGNALS = ("SIGABRT", "SIGSEGV", "SIGFPE", "SIGBUS", "SIGILL")
 
 _PAGE = mmap.PAGESIZE

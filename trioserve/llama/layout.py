@@ -58,7 +58,7 @@ CELL = 64
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """How a KV cache is divided.
+    """The division of a KV cache.
 
     In a unified cache, a sequence may be as long as the whole context, and a beginning is shared
     without a copy; but the attention of every token skips over the cells of the other sequences. In
@@ -76,13 +76,13 @@ class Layout:
 
     @property
     def n_cells(self) -> int:
-        """How many cells llama.cpp allocates."""
+        """The number of cells that llama.cpp allocates."""
         return self.n_ctx if self.unified else self.n_seqs * self.n_part
 
 
 @attrs.frozen(kw_only=True)
 class LayoutFacts:
-    """What the layout depends on besides the configuration."""
+    """The facts about a model and a machine that decide the layout."""
 
     n_ctx_train: int
     can_cut: bool
@@ -209,7 +209,7 @@ def _elastic_size(model: LlamaModel, config: Config) -> int:
 
 
 def on_gpu(config: Config) -> bool:
-    """Whether the KV cache, or a part of it, may be on a GPU."""
+    """Return True if the KV cache, or a part of it, may be on a GPU."""
     offloads = config.n_gpu_layers != 0 and config.kv_offload
     return bool(lib.llama_supports_gpu_offload() and offloads)
 

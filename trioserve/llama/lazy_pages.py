@@ -57,7 +57,7 @@ class NotLazyError(ModelLoadError):
 
 
 def is_supported() -> bool:
-    """Whether the system has what this takes, and no limit counts addresses as memory."""
+    """Return True on Linux, unless a limit counts addresses as memory."""
     is_there = sys.platform == "linux" and hasattr(os, "memfd_create")
     return is_there and not has_address_limit()
 

@@ -331,7 +331,7 @@ class SharedHandle:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is closed, or will be when the last user returns it."""
+        """True if it is closed, or will be when the last user returns it."""
         return self._handle is None
 
     @contextmanager

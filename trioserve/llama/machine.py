@@ -149,7 +149,7 @@ def _cgroup_memory() -> list[tuple[int, int]]:
 
 
 def has_address_limit() -> bool:
-    """Whether `ulimit -v` or `ulimit -d` limits this process."""
+    """Return True if `ulimit -v` or `ulimit -d` limits this process."""
     return bool(_address_limits())
 
 
@@ -225,7 +225,7 @@ def mark_in_use(path: Path) -> IO[bytes] | None:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether this process or another one has marked a file."""
+    """Return True if this process or another one has marked a file."""
     if sys.platform == "win32":
         return False
     try:
@@ -242,14 +242,14 @@ _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MAPS = Path("/proc/self/maps")
 _ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)
 
-#: What is smaller does not matter.
+#: Bytes below which huge pages do not matter.
 _LEAST = 8 * 2**20
 
 _Range = tuple[int, int]
 
 
 def has_huge_pages() -> bool:
-    """Whether the system gives huge pages to those that ask."""
+    """Return True if the system gives huge pages on request."""
     try:
         return _ADVICE is not None and "[never]" not in _ENABLED.read_text()
     except OSError:

@@ -150,17 +150,17 @@ class LlamaModel(HandleOwner):
 
     @property
     def can_cut(self) -> bool:
-        """Whether the state of a sequence can be cut off at any position."""
+        """True if the state of a sequence can be cut off at any position."""
         return not (self.has_state or self.window > 0)
 
     @property
     def cuttable(self) -> int:
-        """How many cells a sequence may have that can be cut, where not all can be."""
+        """The most cells of a sequence that can be cut, for models with a window."""
         return 0 if self.has_state else max(0, self.window - 1)
 
     @property
     def window(self) -> int:
-        """How many tokens back the layers with a sliding window see; 0: all layers see all."""
+        """The tokens that layers with a sliding window look back; 0: all layers see all."""
         return 0 if self._swa_full else self.n_swa
 
     @property

@@ -13,7 +13,7 @@ from typing import Any
 
 from trioserve.llama.library import ggml, lib
 
-#: Where `ggml_tensor` has its operation: after the type, the buffer, four sizes and four strides.
+#: Place of the operation in `ggml_tensor`: after the type, the buffer, four sizes and four strides.
 _OP_OFFSET = 80
 
 
@@ -28,7 +28,7 @@ _has_left_out = False
 
 
 def is_used() -> bool:
-    """Whether logits were left out in this process."""
+    """Return True once logits were left out in this process."""
     return _has_left_out
 
 

@@ -35,7 +35,7 @@ _MIN_VOCAB = 65_536
 
 
 class Shortlist:
-    """Which tokens a chain must consider.
+    """The tokens that a chain must consider.
 
     Args:
         params: the request's parameters.

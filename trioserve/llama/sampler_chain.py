@@ -98,7 +98,7 @@ def window(params: SamplingParams, n_ctx: int) -> int:
 
 
 def uses_penalties(params: SamplingParams) -> bool:
-    """Whether the penalties are in the chain and have an effect."""
+    """Return True if the penalties are in the chain and have an effect."""
     return "penalties" in params.samplers and (
         params.repeat_penalty != 1.0
         or params.frequency_penalty != 0
@@ -107,7 +107,7 @@ def uses_penalties(params: SamplingParams) -> bool:
 
 
 def uses_dry(params: SamplingParams) -> bool:
-    """Whether the DRY sampler is in the chain and has an effect."""
+    """Return True if the DRY sampler is in the chain and has an effect."""
     return (
         not params.mirostat
         and "dry" in params.samplers

@@ -76,9 +76,9 @@ class Shape:
     embedding: int
     output: int
     is_tied: bool
-    #: Whether all layers with keys and values have the same number of heads.
+    #: All layers with keys and values have the same number of heads.
     is_even: bool = True
-    #: Whether the positions are a table, which no RoPE scaling stretches.
+    #: The positions are a table, which no RoPE scaling stretches.
     has_positions: bool = False
     is_causal: bool = True
 
@@ -94,7 +94,7 @@ class Shape:
 
     @property
     def has_cache(self) -> bool:
-        """Whether any layer keeps keys and values."""
+        """True if any layer keeps keys and values."""
         return any(one.key for one in self.layers)
 
 

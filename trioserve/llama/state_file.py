@@ -90,7 +90,7 @@ def write(
 
 
 def _owner_of(path: Path) -> str:
-    """The owner of a file's text; empty if none is given, or if there is no file."""
+    """Read the owner of a file's text; empty if it is not given, or the file is missing."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -125,7 +125,7 @@ def read(
         loaded: the adapters that are loaded.
         default: the adapters of a file that names none. Such a file has no owner.
         max_tokens: how many tokens a sequence may hold.
-        projector: the fingerprint of the projector; None: there is none.
+        projector: the fingerprint of the projector; None: the model has none.
 
     Raises:
         InvalidRequestError: it is no such file, is damaged, has too many tokens, or was computed
@@ -232,7 +232,7 @@ def _check_projector(note: object, projector: str | None) -> None:
 
 
 def _take_note(state: bytearray, checksums: Sequence[int]) -> object:
-    """Cut off the JSON that trioserve wrote after the state, and read it; None if there is none.
+    """Cut off the JSON that trioserve wrote after the state, and read it; None if it is missing.
 
     `checksums` are those that what comes before the state may have.
     """

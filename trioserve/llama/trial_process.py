@@ -137,7 +137,7 @@ def _follow(
 
     Raises:
         ModelLoadError: the files cannot be used, or `progress` cancelled.
-        ChildError, MsgspecError, ValueError: it has ended, or said what is no message.
+        ChildError, MsgspecError, ValueError: it has ended, or sent something else.
     """
     share, heard_at = 0.0, monotonic()
     while monotonic() < heard_at + _PATIENCE:
@@ -155,7 +155,7 @@ def _follow(
 
 
 def _has_done_all(config: Config, code: int, log: IO[bytes]) -> bool:
-    """Whether all went well, or the process itself was at fault. Raises ModelLoadError."""
+    """Return False if the process itself was at fault. Raises ModelLoadError."""
     if code == 0:
         return True
     log.seek(max(0, log.seek(0, os.SEEK_END) - _MAX_LOG))

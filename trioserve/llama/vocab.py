@@ -136,11 +136,10 @@ class TextParts:
             start = found.start() + MAX_CHARS // 4
 
     def _strips_in(self, row: str) -> bool:
-        """Whether blanks of a row of special tokens may be taken away."""
         return (self._strips_left or self._strips_right) and not set(_BLANKS).isdisjoint(row)
 
     def _is_safe(self, text: str, place: int) -> bool:
-        """Whether no special token takes away blanks on both sides of a place."""
+        """Return True if no special token takes away blanks on both sides of a place."""
         return not (
             (self._strips_left and place > 0 and text[place - 1] in _BLANKS)
             or (self._strips_right and place < len(text) and text[place] in _BLANKS)
@@ -231,7 +230,7 @@ class LlamaVocab:
         self.pieces = _TokenTexts(self._shared, self.n_tokens, special=False)
         #: The same for text, and the names of control tokens.
         self.names = _TokenTexts(self._shared, self.n_tokens, special=True)
-        #: Whether there are candidates, whose bytes may be read after the model is closed.
+        #: Requests want candidates, whose bytes may be read after the model is closed.
         self.is_read_later = False
         self._kinds: NDArray[np.uint16] = np.empty(self.n_tokens, np.uint16)
         for start in range(0, self.n_tokens, _SLICE):  # the GIL is free for others in between
@@ -360,7 +359,7 @@ class LlamaVocab:
                 )
 
     def name_of(self, token: TokenId) -> str:
-        """Return a token as text, or the name of a control token; empty if there is none."""
+        """Return a token as text, or the name of a control token; empty if it does not exist."""
         return self.names[token].decode(errors="replace") if token >= 0 else ""
 
     def close(self) -> None:
@@ -377,7 +376,7 @@ class LlamaVocab:
 
     @cached_property
     def _parts(self) -> tuple[TextParts | None, TextParts | None]:
-        """Where text can be cut: without and with control tokens; None if it must not be."""
+        """Cutters of text: without and with control tokens; None if it must not be cut."""
         with self.in_use() as handle:
             first = self._only_first(handle) if self._n_prefix >= 0 else None
         users, others = self._of_kind(_USER_DEFINED), self._of_kind(_CONTROL | _UNKNOWN)

@@ -17,7 +17,7 @@ BUNDLED: Path = Path(__file__).with_name("bundled.gguf")
 #: Its name in lists of models.
 BUNDLED_NAME = "bundled"
 
-#: What lists say of it.
+#: Its description in lists.
 TOY = "comes with trioserve: a toy, to try the server with"
 
 #: Its projector, if there is one.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def is_local(config: Config) -> bool:
-    """Whether the files of the models are named, and none has to be looked for."""
+    """Return True if the files of the models are named, and none has to be looked for."""
     named = (config.model, config.spec_draft_model)
     return (
         config.hf_repo is config.model_url is config.spec_draft_hf is config.mmproj_url is None

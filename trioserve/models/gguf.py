@@ -39,7 +39,7 @@ _ALIGNMENT = 32  # of data, if the file sets none
 _BLOCK = 2**20
 _MAX_HEADER = 2**26
 
-#: What a header may have of each kind. The largest vocabularies have half a million of pairs, and
+#: Limits of a header, by kind. The largest vocabularies have half a million of pairs, and
 #: models with many experts 50,000 tensors; other numbers come in lists of one for each layer.
 _MAX_ENTRIES = 2**16
 _MAX_TENSORS = 2**18
@@ -66,7 +66,7 @@ class Tensor:
 
 @attrs.frozen
 class _Value:
-    """Where a value is: the kind of each item, how many there are, and whether it is a list."""
+    """The place of a value, the kind and number of its items, and if it is a list."""
 
     kind: int
     start: int
@@ -195,11 +195,11 @@ class Header:
         return -(-self._source.at // alignment) * alignment
 
     def has_tensor(self, names: Sequence[bytes]) -> bool:
-        """Whether the file has one of these tensors."""
+        """Return True if the file has one of these tensors."""
         return any(one.name in names for one in self.tensors())
 
     def text(self, key: str) -> str:
-        """Return a text; empty if there is none."""
+        """Return a text; empty if it is missing."""
         value = self._values.get(key)
         if value is None or value.is_list or value.kind != _STRING:
             return ""
@@ -219,7 +219,7 @@ class Header:
         return list(struct.unpack_from(form, self._source.data, value.start))
 
     def number(self, key: str) -> float | None:
-        """Return the number, or of a list of numbers the largest one; None if there is none."""
+        """Return the number, or of a list of numbers the largest one; None if it is missing."""
         return max(self.numbers(key), default=None)
 
     def whole(self, key: str) -> int:
@@ -233,12 +233,12 @@ class Header:
         return value is not None and value.kind == _BOOL and self._source.data[value.start] != 0
 
     def count(self, key: str) -> int:
-        """How many items the list has; 0 if there is none."""
+        """Return the number of items of a list; 0 if it is missing."""
         value = self._values.get(key)
         return value.count if value is not None and value.is_list else 0
 
     def texts(self, key: str) -> list[bytes] | None:
-        """Return a list of texts; None if there is none."""
+        """Return a list of texts; None if it is missing."""
         value = self._values.get(key)
         if value is None or not value.is_list or value.kind != _STRING:
             return None
@@ -371,7 +371,7 @@ class GgufName:
 
     @property
     def is_model(self) -> bool:
-        """Whether the file is a model, or its first part."""
+        """True if the file is a model, or its first part."""
         name = os.path.basename(self.stem)
         return self.part == 1 and not any(word in name for word in _BESIDE_MODELS)
 

@@ -23,7 +23,7 @@ from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, gguf, resolve, resolve_
 
 _log = get_logger("trioserve")
 
-#: How many fingerprints are kept: those that were used last.
+#: Fingerprints that are kept: those that were used last.
 _MAX_KEPT = 1000
 
 #: Those of this process, which remembers them without a folder, too.
@@ -56,7 +56,7 @@ class LoadedFiles:
 
     @property
     def are_known(self) -> bool:
-        """Whether they were loaded before, as they are."""
+        """True if they were loaded before, as they are."""
         if not self.fingerprint or self.fingerprint in _here:
             return True
         return self._folder is not None and (self._folder / self.fingerprint).exists()

@@ -1,4 +1,4 @@
-"""What the tests of grammars share."""
+"""Fixtures of the tests of grammars."""
 
 from collections.abc import Iterator
 

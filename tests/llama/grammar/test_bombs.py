@@ -21,7 +21,7 @@ from trioserve.types import Grammar
 
 pytestmark = pytest.mark.system
 
-#: What each may take of a CPU here and in the trial. Most take less than 1.5, of which the trial's
+#: Seconds of a CPU for each, here and in the trial. Most take less than 1.5, of which the trial's
 #: limit is 1.
 SECONDS = 3.0
 

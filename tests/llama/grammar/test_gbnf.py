@@ -42,7 +42,7 @@ def test_gbnf(backend: LlamaBackend, source: str) -> None:
 
 
 def allows(backend: LlamaBackend, grammar: Grammar, text: str) -> bool:
-    """Whether a grammar allows an output, token by token."""
+    """Return True if a grammar allows an output, token by token."""
     matcher = backend.compile(grammar).matcher()
     try:
         for token in backend.vocab.tokenize(text, parse_special=False):

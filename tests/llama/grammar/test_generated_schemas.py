@@ -17,7 +17,7 @@ from trioserve.llama.backend import LlamaBackend
 
 pytestmark = pytest.mark.usefixtures("no_trials")
 
-#: What no grammar can enforce, by name, and the place that the error names.
+#: Keywords that no grammar can enforce, by name, and the place that the error names.
 REFUSED = {
     "schemars1 set": "the keyword 'uniqueItems' is not supported, at #/properties/s/uniqueItems",
     "pydantic set": "the keyword 'uniqueItems' is not supported, at #/properties/x/uniqueItems",

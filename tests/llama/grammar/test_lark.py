@@ -18,7 +18,7 @@ pytestmark = pytest.mark.system
 
 
 def follows(backend: LlamaBackend, grammar: Grammar, text: str) -> bool:
-    """Whether a grammar allows a text, and the end of the output after it."""
+    """Return True if a grammar allows a text, and the end of the output after it."""
     matcher = backend.compile(grammar).matcher()  # type: ignore[attr-defined]
     llguidance = matcher._matcher
     tokens = backend._compiler._tokens.split(text.encode())

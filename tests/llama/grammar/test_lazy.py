@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import attrs
-import numpy as np
 import pytest
 
 from tests.support.engine_events import preempt
@@ -16,7 +15,7 @@ from trioserve.chat.grammar.answer import after_thinking
 from trioserve.errors import EngineError, InvalidRequestError
 from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.grammar.matcher import LazyMatcher, matcher_for
-from trioserve.llama.grammar.tokens import Mask, NameIndex, all_but, none_but
+from trioserve.llama.grammar.tokens import Mask
 from trioserve.types import (
     Finished,
     FinishReason,
@@ -138,7 +137,7 @@ def named(backend: LlamaBackend, name: bytes) -> int:
 
 
 def test_a_token_that_goes_beyond_the_marker(backend: LlamaBackend) -> None:
-    """What is more is the grammar's; if it cannot be, another token is chosen."""
+    """The rest is the grammar's; if it cannot be, another token is chosen."""
     names = backend.vocab.names
     whole = next(name for name in names if len(name) > 3 and name.isalpha())
     marker, more = whole[:-1].decode(), whole[-1:].decode()
@@ -352,26 +351,3 @@ def test_preempted_tasks_go_on(backend: LlamaBackend) -> None:
                 preempt(bench.engine, busy)
     bench.run()
     assert bench.text[1] == whole
-
-
-# -- the parts
-
-
-def test_openers() -> None:
-    names = [b"", b"a", b"ab", b"abc", b"abcd", b"b", b"a", b"abd", b"bc"]
-    index = NameIndex(names)
-    assert index.openers(b"abc").tolist() == [1, 2, 3, 4, 6]
-    assert index.openers(b"b").tolist() == [5, 8]
-    assert index.openers(b"x").tolist() == []
-    assert index.find(b"a") == [1, 6]
-
-
-def test_masks_of_tokens() -> None:
-    few = none_but(np.array([3, 40], dtype=np.int32), 50)
-    assert few.ids.tolist() == [3, 40]
-    assert few.joined(np.array([5], dtype=np.int32)).ids.tolist() == [3, 5, 40]
-    most = all_but(np.array([3], dtype=np.int32), 50)
-    assert most.allows_most
-    assert most.forbidden.tolist() == [3]
-    with pytest.raises(EngineError):
-        none_but(np.array([], dtype=np.int32), 50)

@@ -1,4 +1,4 @@
-"""What libmtmd has no functions for."""
+"""Interrupts and threads of an encoding, for which libmtmd has no functions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def n_computed(
     interrupt: EncodingInterrupt, clock: Clock, n_nodes: int, seconds: float
 ) -> list[int]:
-    """How many nodes are computed at once, of a graph whose nodes take so long each."""
+    """Count the nodes that are computed at once, of a graph whose nodes take so long each."""
     found, n = [], 0
     for _ in range(n_nodes):
         n += 1

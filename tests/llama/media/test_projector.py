@@ -340,7 +340,7 @@ def test_what_chunks_take_in_memory_is_known(kind: str, size: int, backends: Bac
 
 
 class _Usage(ctypes.Structure):
-    """What glibc's malloc says of itself."""
+    """The statistics of glibc's malloc."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in (
         "arena", "free", "fast", "maps", "mapped", "unused", "in_fast", "used", "in_free", "top"

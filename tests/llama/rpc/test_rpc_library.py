@@ -21,7 +21,7 @@ CONTENT = b"a library"
 
 @pytest.fixture
 def built(tmp_path: Path) -> Built:
-    """A library that nobody loads."""
+    """A library that is never loaded."""
     path = library.path_in(tmp_path)
     path.write_bytes(CONTENT)
     path.chmod(0o755)

@@ -14,7 +14,7 @@ from trioserve.llama.rpc import peers
 
 
 def problem(handle: Handler | None, timeout: float = 5.0) -> str:
-    """What is said of a server."""
+    """Return the error about a server."""
     with listening(handle) as address, pytest.raises(ModelLoadError) as caught:
         peers.greet("gpu-box:1", address, timeout=timeout)
     assert caught.value.message.startswith("The RPC server gpu-box:1 ")

@@ -28,7 +28,7 @@ from trioserve.models.hub import HubModel
 
 @pytest.fixture(autouse=True)
 def cached(monkeypatch: pytest.MonkeyPatch) -> list[HubModel]:
-    """What is in the hub's cache; a test may add to it."""
+    """The content of the hub's cache; a test may add to it."""
     models: list[HubModel] = []
 
     def find(reference: Any) -> HubModel | None:
@@ -61,7 +61,7 @@ def local(tmp_path: Path, name: str) -> Path:
 
 
 def config(entry: ModelEntry, environ: Mapping[str, str] = {}) -> Config:
-    """What the flags of an entry amount to."""
+    """Parse the flags of an entry."""
     return parse(entry.args, environ).config
 
 

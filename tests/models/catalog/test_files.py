@@ -1,4 +1,4 @@
-"""Which files of a directory are models, and what is in them."""
+"""Models of a directory, and the properties in their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model a name means."""
+"""Names of models: the one that a request means."""
 
 from __future__ import annotations
 

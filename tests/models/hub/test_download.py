@@ -25,7 +25,7 @@ Opened = Callable[..., PartialFile]
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opened]:
-    """Opens what there is of the file, any number of times."""
+    """Open the partial file, any number of times."""
     with ExitStack() as closing:
 
         def open_one(size: int | None = len(CONTENT)) -> PartialFile:

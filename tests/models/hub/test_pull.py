@@ -61,7 +61,7 @@ async def pulled(
 
 
 def starts(hub: Hub) -> list[int]:
-    """Where the downloads began, each as the byte of the file."""
+    """Return the byte of the file at which each download began."""
     ranges = [one.headers.get("Range", "bytes=0-") for one in hub.downloads()]
     return [int(text.removeprefix("bytes=").partition("-")[0]) for text in ranges]
 

@@ -18,7 +18,7 @@ NEWER = random.Random(1).randbytes(2**20 + 5)
 
 
 def ignore(progress: DownloadProgress) -> None:
-    """Nobody looks."""
+    """Report to no one."""
 
 
 async def pulled(url: str, path: Path | None = None) -> Path:

@@ -1,4 +1,4 @@
-"""What a reference to a model on the hub means."""
+"""References to models on the hub, and the files that they name."""
 
 from __future__ import annotations
 

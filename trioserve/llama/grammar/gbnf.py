@@ -103,7 +103,7 @@ def _chars(first: str, last: str) -> int:
     return (2 << high) - (1 << low)
 
 
-#: Turns the name of a token, such as ``<think>``, or an id, into Lark; None if there is none.
+#: Turns the name of a token, such as ``<think>``, or an id, into Lark; None if it does not exist.
 TokenNames = Callable[[str | int, bool], str | None]
 
 
@@ -313,7 +313,7 @@ def _has_token(item: _Item) -> bool:
 
 
 class _Follow:
-    """Which characters items begin with, and which can follow rules; a token is none.
+    """The characters that items begin with, and those that can follow rules; tokens do not count.
 
     The sets grow until nothing changes. Where that takes too long, they stay too small.
     """
@@ -500,7 +500,6 @@ class _Writer:
         return found
 
     def _is_within(self, items: Sequence[_Item], chars: int) -> bool:
-        """Whether a text of some characters can hold what these items write."""
         for leaf in itertools.chain.from_iterable(map(_leaves, items)):
             self._n_spliced += 1
             if self._n_spliced >= _MAX_SPLICED:

@@ -90,7 +90,7 @@ def locate(schema: Any, problem: str, ask: Callable[[Any], str]) -> tuple[str, s
     Args:
         schema: the whole.
         problem: the answer of `ask` for the whole schema.
-        ask: describes the error in a schema; empty if there is none.
+        ask: describes the error in a schema; empty if it has none.
 
     Returns:
         A JSON pointer, of the whole schema if no smaller part was found, and the problem there.

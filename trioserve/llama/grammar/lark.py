@@ -35,7 +35,7 @@ def to_llguidance(
 
     Args:
         source: Lark; its rule ``start`` is what the output must match.
-        tokens: writes a token by its name or id, which may be negated; None if there is none.
+        tokens: writes a token by its name or id, which may be negated; None if it does not exist.
         options: llguidance's, for JSON.
 
     Raises:

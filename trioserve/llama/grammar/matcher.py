@@ -142,7 +142,7 @@ class CompiledGrammar(Constraint):
 
 
 class _Growth:
-    """What an output has called, of functions whose arguments are enforced once they are named."""
+    """The calls of an output to functions whose arguments are enforced once they are named."""
 
     def __init__(self, tools: ToolGrammar) -> None:
         self._tools = tools
@@ -268,7 +268,7 @@ class Matcher:
     def forced(self, n_max: int) -> list[TokenId]:
         """Take the next tokens that the grammar leaves no choice about, `n_max` at most.
 
-        There are none if the request forbids tokens, because the grammar does not know about that.
+        Returns no tokens if the request forbids some, because the grammar does not know about that.
 
         Raises:
             OutputError: llguidance failed.
@@ -400,14 +400,14 @@ class LazyMatcher:
         self._banned = np.array(sorted(set(banned)), dtype=np.int32)
         #: None once the grammar has begun.
         self._scanner: TriggerScanner | None = TriggerScanner(grammar.thinking, grammar.triggers)
-        #: Whether the output may not end before the grammar has begun.
+        #: The output may not end before the grammar has begun.
         self._required = grammar.required or not grammar.triggers
-        #: Whether reasoning may begin, or else the grammar, with nothing in between.
+        #: Reasoning may begin, or else the grammar, with nothing in between.
         self._may_think = not grammar.triggers and bool(self._scanner.missing)
-        #: Whether all of the output so far may also be the grammar's.
+        #: All of the output so far may also be the grammar's.
         self._may_match = self._may_think
         self._refused: list[TokenId] = []
-        #: How many newlines may still be skipped.
+        #: The newlines that may still be skipped.
         self._n_newlines = 0 if grammar.triggers else _MAX_NEWLINES
 
     def mask(self) -> Mask | None:

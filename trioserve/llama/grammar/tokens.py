@@ -16,7 +16,7 @@ from trioserve.types import TokenId
 
 
 class Mask:
-    """Which tokens may come next.
+    """The tokens that may come next.
 
     `only` is the token if there is just one. `ids` and `forbidden` take a while to find, and are
     found when they are asked for.
@@ -32,7 +32,7 @@ class Mask:
         if n_allowed == 0:
             raise OutputError("The grammar allows no token to follow.")
         self.only: TokenId | None = bits.bit_length() - 1 if n_allowed == 1 else None
-        #: Whether most tokens are allowed, so that it is cheaper to mask the others.
+        #: Most tokens are allowed, so that it is cheaper to mask the others.
         self.allows_most = n_vocab - n_allowed <= n_vocab // 8
 
     @classmethod
@@ -89,7 +89,7 @@ def none_but(ids: NDArray[np.int32], n_vocab: int) -> Mask:
     """Allow these tokens and no others.
 
     Raises:
-        EngineError: there are none.
+        EngineError: `ids` is empty.
     """
     bits = np.zeros(n_vocab, dtype=np.bool_)
     bits[ids] = True
@@ -219,7 +219,7 @@ class _Wrapped:
         self._vocab = vocab
 
     def __call__(self, text: str) -> list[TokenId]:
-        """Tokenize some text of an output: the tokens spell it to the byte, or there are none."""
+        """Tokenize some text of an output: tokens that spell it to the byte, or an empty list."""
         tokens: Sequence[TokenId]
         try:
             tokens = self._vocab.tokenize(text, parse_special=False, is_fragment=True)

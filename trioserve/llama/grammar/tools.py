@@ -11,7 +11,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from time import thread_time
 from typing import Any
@@ -44,7 +44,7 @@ _log = get_logger("llama")
 #: With more functions, or longer schemas, arguments are enforced once the name is known.
 _MAX_AT_ONCE = 48
 _MAX_AT_ONCE_CHARS = 2**17
-#: How many functions have their arguments enforced at the same time, if names come one by one.
+#: Functions whose arguments are enforced at the same time, if names come one by one.
 MAX_ENFORCED = 16
 #: Grammars with some of the functions that are kept.
 _MAX_KEPT = 16
@@ -55,7 +55,7 @@ _MAX_LOGGED = 4096
 _SECONDS, _SECONDS_LATE = 1.0, 0.1
 #: Characters of a schema that is enforced once its function is named.
 _MAX_LATE = 2**17
-#: How many costly grammars are tried for the tools of a request.
+#: Costly grammars that are tried for the tools of a request.
 _MAX_TRIALS = 8
 
 
@@ -71,18 +71,18 @@ class _Function:
 
     @property
     def as_sent(self) -> Part:
-        """The schema of its arguments. Raises InvalidRequestError if it is none."""
+        """The schema of its arguments. Raises InvalidRequestError for another value."""
         schema = plain(self.schema, strict=self.strict)
         return as_sent(Part(schema, schema, self.param))
 
     @cached_property
     def shape(self) -> Shape:
-        """What its reader knows of its arguments."""
+        """The form of its arguments, as its reader knows it."""
         return Shape(self.schema, self.schema)
 
     @cached_property
     def is_long(self) -> bool:
-        """Whether an output should not wait until it is compiled."""
+        """True if an output should not wait until it is compiled."""
         return len(json.dumps(self.schema)) > _MAX_LATE
 
 
@@ -118,12 +118,12 @@ class ToolGrammar:
         self._control, self._ends = control, ends
         self._options, self._limits = options, limits
         self._compile, self._explain = compile, explain
-        #: Whether arguments are enforced once a name is known.
+        #: Arguments are enforced once a name is known.
         self.grows = len(self._functions) > _MAX_AT_ONCE or len(source) > _MAX_AT_ONCE_CHARS
-        #: What is enforced of the functions that were looked at; None: nothing.
+        #: The enforced part of each function that was looked at; None: nothing.
         self._settled: dict[int, Part | None] = {}
         self._n_trials = _MAX_TRIALS
-        #: Whether an output has begun, which waits for what is compiled.
+        #: An output has begun, which waits for what is compiled.
         self._is_late = False
         self._kept: OrderedDict[frozenset[int], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -337,23 +337,15 @@ def as_lark(
     return "\n".join([*lines, ""])
 
 
-_logged: OrderedDict[bytes, None] = OrderedDict()
-_logging = threading.Lock()
-
-
 def _note(function: _Function, relaxed: str, problem: str) -> None:
-    """Log what is not enforced of a schema, once."""
+    """Log which part of a schema is not enforced, once."""
     text = json.dumps([function.name, function.schema])
-    key = sha256(text.encode()).digest()
-    with _logging:
-        if key in _logged:
-            return
-        _logged[key] = None
-        if len(_logged) > _MAX_LOGGED:
-            _logged.popitem(last=False)
-    _log.info(
-        "the schema of a tool is relaxed", tool=function.name, relaxed=relaxed, problem=problem
-    )
+    _note_once(sha256(text.encode()).digest(), function.name, relaxed, problem)
+
+
+@lru_cache(maxsize=_MAX_LOGGED)
+def _note_once(_digest: bytes, tool: str, relaxed: str, problem: str) -> None:
+    _log.info("the schema of a tool is relaxed", tool=tool, relaxed=relaxed, problem=problem)
 
 
 class NameFinder:
@@ -377,7 +369,7 @@ class NameFinder:
         n_common = next(
             (i for i in range(len(first)) if first[: i + 1] != last[: i + 1]), len(first)
         )
-        # What comes before a name, or the beginning of all names. A pattern of all names would take
+        # The text before a name, or the beginning of all names. A pattern of all names would take
         # longer to compile than the grammar.
         self._place = (
             re.compile(b"(?:" + b"|".join(map(re.escape, heads)) + rb")\s*")
@@ -386,7 +378,7 @@ class NameFinder:
         )
         self._lengths = sorted({len(name) for name in names}, reverse=True)
         self._longer = _extensions(list(self._indices))
-        #: How much of an output it has to see again.
+        #: Bytes of an output that it has to see again.
         self.size = self._lengths[0] + max(map(len, heads), default=0) + 16
 
     def find(self, text: bytes) -> frozenset[int]:
@@ -460,7 +452,7 @@ def _text(
     tokens = _tokens(end, control, ends)
     if tokens is None:
         return [*lines, f"{name}: {terminal}"]
-    # What comes before the first token must be in the lexeme too, which would take it otherwise.
+    # Text before the first token must be in the lexeme too, which would take it otherwise.
     n_before = 1 if tokens[0].startswith('"') else 0
     lines.append(f"{terminal}_ALONE: {' '.join([f'{terminal}_BODY', *tokens[:n_before]])}")
     rest = " ".join([f"{terminal}_ALONE", *tokens[n_before:]])

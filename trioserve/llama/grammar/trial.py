@@ -18,7 +18,7 @@ from typing import Any
 
 from trioserve.children.child import INSIDE, Child, ChildError, bare_environment
 
-#: What a grammar may take: seconds of a CPU, and bytes.
+#: Limits of a trial: seconds of a CPU, and bytes.
 CPU_SECONDS = 1.0
 MEMORY = 200 * 2**20
 _WALL_SECONDS = 8.0
@@ -43,7 +43,7 @@ class TrialDelayedError(Exception):
 
 
 def is_needed(kind: str, grammar: str) -> bool:
-    """Whether a grammar in llguidance's form may take long to compile."""
+    """Return True if a grammar in llguidance's form may take long to compile."""
     if kind in ("json_schema", "json_object", "tools"):
         return len(grammar) > _MAX_PLAIN_SCHEMA or _COSTLY.search(grammar) is not None
     if kind in ("lark", "structural") and _OF_LARK.search(grammar) is not None:

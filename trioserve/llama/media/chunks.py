@@ -1,4 +1,4 @@
-"""What libmtmd makes of an image or of sound: chunks for the model, and the text around them."""
+"""Images and sound as libmtmd cuts them: chunks for the model, and the text around them."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class EncodingThreads:
 
     @property
     def is_found(self) -> bool:
-        """Whether the place was found."""
+        """True if the place was found."""
         return self._place is not None
 
     def set(self, count: int) -> None:

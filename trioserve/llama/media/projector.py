@@ -85,7 +85,7 @@ class LlamaProjector:
         self.image_size = 0
         #: Identifies the projector.
         self.fingerprint = ""
-        #: Whether a position has sections (M-RoPE).
+        #: A position has sections (M-RoPE).
         self.has_sections: bool = mtmd.mtmd_decode_use_mrope(context)
         self._counts_images = False
         self._video_interval = 0
@@ -93,7 +93,7 @@ class LlamaProjector:
 
     @property
     def can_set_threads(self) -> bool:
-        """Whether `set_threads` has an effect."""
+        """True if `set_threads` has an effect."""
         return self._threads.is_found
 
     @classmethod

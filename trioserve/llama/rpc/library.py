@@ -84,7 +84,7 @@ class Built:
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where libraries are kept: ``trioserve/rpc`` in the user's cache folder."""
+    """Return the folder of libraries: ``trioserve/rpc`` in the user's cache folder."""
     return user_cache(environ) / "trioserve" / "rpc"
 
 
@@ -198,7 +198,7 @@ def connect(config: Config, *, timeout: float = peers.TIMEOUT) -> None:
     one that is watched.
 
     Raises:
-        ModelLoadError: a machine does not answer as it should, or there is no library.
+        ModelLoadError: a machine does not answer as it should, or the library is missing.
     """
     abort_at_once()
     try:

@@ -49,7 +49,7 @@ class Peer:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address, such as 10.0.0.5, may be reached from the internet.
+    """Return True if an address may be reached from the internet; for 10.0.0.5, return False.
 
     Those of a private network, of a VPN and of this machine may not.
     """

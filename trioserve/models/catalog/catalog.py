@@ -75,11 +75,11 @@ class ModelEntry:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether requests may name LoRA adapters of it."""
+        """True if requests may name LoRA adapters of it."""
         return any(arg.partition("=")[0] in _ADAPTER_FLAGS for arg in self.args)
 
     def runs_like(self, other: ModelEntry) -> bool:
-        """Whether a server of one is a server of the other: the same flags and the same file."""
+        """Return True if both have the same flags and the same file."""
         return (self.args, self.path, self.version) == (other.args, other.path, other.version)
 
 
@@ -95,7 +95,7 @@ class CatalogChanges:
     removed: frozenset[str] = frozenset()
 
 
-#: What Ollama's clients add to a name.
+#: The suffix that Ollama's clients add to a name.
 _LATEST = ":latest"
 
 #: Names in an error; a directory may have thousands.
@@ -523,7 +523,7 @@ class _Builder:
 
 
 def _takes_projector(options: Options) -> bool:
-    """Whether the projector beside a model can be used, and none is named."""
+    """Return True if the projector beside a model can be used, and none is named."""
     is_off = options.get("mmproj_auto", ("--mmproj-auto",)) != ("--mmproj-auto",)
     others = ("mmproj", "mmproj_url", "embeddings", "reranking")
     return has_extra("media") and not is_off and options.keys().isdisjoint(others)

@@ -21,7 +21,7 @@ _log = logging.getLogger("trioserve.models.catalog")
 
 
 class Source(Enum):
-    """Where a model is from. One that has a section in the preset file is from there."""
+    """The origin of a model. One that has a section in the preset file is from there."""
 
     BUNDLED = "bundled"
     CACHE = "cache"
@@ -108,7 +108,7 @@ _MAX_LANGUAGES = 1000
 
 @attrs.frozen(kw_only=True)
 class GgufSummary:
-    """What the files of a model say. Where they do not, texts are empty and numbers 0.
+    """Properties of a model, by its files. Missing texts are empty, missing numbers 0.
 
     `n_files` is how many parts the model has, `size` their bytes together, and `n_params` the
     number of weights.

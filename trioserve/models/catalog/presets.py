@@ -60,7 +60,7 @@ _LOG_FILE = "log_file"
 SECRETS = {"hf_token": "HF_TOKEN in the environment", "mcp_servers_json": "mcp-servers-config"}
 _TOKEN = "HF_TOKEN"
 
-#: What Google's Vertex AI sets for the server that clients talk to.
+#: The variable that Google's Vertex AI sets for the server that clients talk to.
 _VERTEX = "AIP_MODE"
 
 
@@ -168,7 +168,7 @@ def environment_of_children(
 
 
 _ALL = "*"
-#: Where keys go that stand before the first section.
+#: The section of keys before the first section.
 _UNNAMED = "default"
 _VERSION = "version"
 

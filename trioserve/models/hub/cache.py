@@ -42,7 +42,7 @@ _TRUE = frozenset({"1", "on", "yes", "true"})
 
 
 def default_cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where models are kept: where llama.cpp and huggingface_hub keep them.
+    """Return the folder of models, which is that of llama.cpp and huggingface_hub.
 
     Raises:
         ConfigError: no variable names it, and the user has no home folder.
@@ -77,7 +77,7 @@ def default_token(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 def is_offline(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether huggingface_hub's variable forbids downloads."""
+    """Return True if huggingface_hub's variable forbids downloads."""
     return environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE
 
 
@@ -97,7 +97,7 @@ class HubModel:
 
 @attrs.frozen
 class RepoFolder:
-    """What the cache has of one repository."""
+    """The part of one repository in the cache."""
 
     cache: Path
     repo: str
@@ -108,7 +108,7 @@ class RepoFolder:
         return self.cache / (_PREFIX + self.repo.replace("/", "--"))
 
     def blob(self, digest: str) -> Path:
-        """Where the contents of a file are, or will be."""
+        """Return the place of a file's contents."""
         return self.path / "blobs" / digest
 
     def lock(self, digest: str) -> Path:
@@ -116,7 +116,7 @@ class RepoFolder:
         return self.cache / ".locks" / self.path.name / f"{digest}.lock"
 
     def file(self, commit: str, path: str) -> Path:
-        """Where a file of a commit is, or will be."""
+        """Return the place of a file of a commit."""
         return self.path / "snapshots" / commit / path
 
     def link(self, commit: str, path: str, digest: str) -> Path:
@@ -317,7 +317,7 @@ def _files_in(snapshot: Path) -> list[str]:
 
 
 def _target_of(link: Path) -> Path:
-    """What a link leads to, one step further; for a file, its own path."""
+    """Follow a link by one step; for a file, return its own path."""
     if not link.is_symlink():
         return link
     return Path(os.path.normpath(link.parent / link.readlink()))

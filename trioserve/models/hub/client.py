@@ -45,7 +45,7 @@ _MAX_JSON = 64 * 2**20
 #: Files of a repository, and bytes of one that a disk could have.
 _MAX_FILES, _MAX_SIZE = 10_000, 2**60
 
-#: How often a question is asked again after a failure, and after how many seconds first.
+#: Attempts to ask a question, and seconds before the second one.
 _ATTEMPTS = 3
 FIRST_WAIT = 0.5
 
@@ -156,7 +156,7 @@ class HttpClient:
         }
         if self._token is not None and origin == self._origin:
             sent["Authorization"] = f"Bearer {self._token}"
-        # What a URL must not hold is escaped; what is escaped stays as it is.
+        # Escape forbidden characters; keep escapes.
         request = self._pool.stream(
             "GET",
             quote(url, safe="%/:?#[]@!$&'()*+,;=~"),
@@ -409,7 +409,7 @@ def _is(pattern: re.Pattern[str], value: Any) -> bool:
 
 
 def _is_path(value: Any) -> bool:
-    """Whether this is a path that stays within the folder that it is in."""
+    """Return True for a path that stays within its folder."""
     if not isinstance(value, str) or not value or "\\" in value or not value.isprintable():
         return False
     path = PurePosixPath(value)

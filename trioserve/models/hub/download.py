@@ -64,7 +64,7 @@ class PartialFile:
         self._file.close()
 
     def read_on(self) -> bool:
-        """Hash some more of what was received earlier; False when there is no more."""
+        """Hash some more of what was received earlier; False at the end."""
         with disk_errors(self.path):
             self._file.seek(self.n_bytes)
             data = self._file.read(_READ_SIZE)
@@ -76,7 +76,7 @@ class PartialFile:
         """Reserve disk space for the bytes that are missing.
 
         Raises:
-            DiskFullError: there is none.
+            DiskFullError: the disk lacks it.
         """
         if (size := self.source.size) is None:
             return
@@ -224,7 +224,7 @@ _INTERVAL = 0.1
 
 @attrs.frozen(kw_only=True)
 class DownloadProgress:
-    """How far a download is: one of its files, and all of them together, in bytes."""
+    """The progress of a download: one of its files, and all of them together, in bytes."""
 
     url: str
     done: int
@@ -265,7 +265,7 @@ class Reporter:
 
 _log = get_logger("trioserve.hub")
 
-#: How often in a row a connection may bring nothing, and the seconds to wait after the first time.
+#: Connections in a row that may bring nothing, and the seconds to wait after the first one.
 _MAX_FAILURES = 5
 FIRST_WAIT = 1.0
 _MAX_WAIT = 60.0
@@ -363,7 +363,7 @@ class DownloadTarget:
     is_there: Callable[[], bool]  # whether all of it is there; blocks
     #: Called when it is there, in a thread.
     on_done: Callable[[], None] = lambda: None
-    #: Whether the partial file is known to be a part of this file.
+    #: The partial file is known to be a part of this file.
     can_resume: bool = True
 
 

@@ -164,7 +164,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def place_of(url: str, path: Path | None = None) -> Path:
-    """Where the file at an address is saved: at `path`, or in llama.cpp's cache.
+    """Return the place for the file at an address: `path`, or in llama.cpp's cache.
 
     The parts of a split model keep their names, because llama.cpp finds them by name.
 

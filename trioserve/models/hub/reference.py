@@ -62,7 +62,7 @@ class HubReference:
 
 
 def is_repo(text: str) -> bool:
-    """Whether this is the name of a repository: ``user/repo``."""
+    """Return True for the name of a repository: ``user/repo``."""
     return len(text) <= _MAX_LENGTH and _REPO.fullmatch(text) is not None
 
 
@@ -74,7 +74,7 @@ _PRESETS = "preset.ini"
 
 
 def name_of(repo: str, path: str) -> str:
-    """What a model is called that is at this path of a repository: ``user/repo:QUANT``."""
+    """Return the name of the model at a path of a repository: ``user/repo:QUANT``."""
     name = GgufName.read(path)
     return repo if name is None or name.quant is None else f"{repo}:{name.quant}"
 
