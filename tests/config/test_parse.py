@@ -1,4 +1,4 @@
-"""The command line, read into a `Config`."""
+"""The command line, read into a `Config`, and a `Config` written as one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 
 from tests.support.configs import read, refused
 from trioserve.config import Config
-from trioserve.config.parse import ACTIONS, parse
+from trioserve.config.flags import FLAGS
+from trioserve.config.parse import ACTIONS, argv_of, parse
+from trioserve.errors import ConfigError
 from trioserve.types import DEFAULT_SAMPLERS, SamplingParams
 
 
@@ -208,3 +210,45 @@ def test_a_flag_given_twice_is_noted() -> None:
 @pytest.mark.parametrize(("flag", "action"), ACTIONS.items())
 def test_some_flags_are_not_for_serving(flag: str, action: str) -> None:
     assert parse([flag], {}).action == action
+
+
+def test_a_configuration_comes_back_from_its_words() -> None:
+    config = Config(
+        model="a model.gguf",
+        ctx_size=4096,
+        ui=False,
+        api_keys=("one", 'two "2"'),
+        lora=("a.gguf", "b, c.gguf"),
+        cors_origins="https://a.example, https://b.example",
+        sampling=SamplingParams(
+            temperature=0.25,
+            samplers=("top_k", "temperature"),
+            dry_sequence_breakers=("a\n", "b,\\c"),
+            logit_bias=((5, -1.5), (7, 2.0)),
+        ),
+    )
+    assert parse(argv_of(config), {}).config == config
+
+
+def test_the_defaults_need_no_words() -> None:
+    assert argv_of(Config()) == ()
+
+
+def test_every_switch_can_be_written() -> None:
+    n_written = 0
+    for flag in FLAGS:
+        for name in (flag.names[-1], *flag.negative[-1:]):
+            if flag.read is not None or flag.sets:
+                continue
+            try:
+                config = parse([name], {}).config
+            except ConfigError:
+                continue  # it needs others, such as a draft model
+            assert parse(argv_of(config), {}).config == config, name
+            n_written += 1
+    assert n_written > 40
+
+
+def test_what_no_flag_sets_is_refused() -> None:
+    with pytest.raises(ConfigError, match="api_keys"):
+        argv_of(Config(api_keys=("one,two",)))
