@@ -104,11 +104,12 @@ async def test_embeddings_wake_it() -> None:
         refused = await client.post("/rerank", json={"query": "a", "documents": ["b"]})
         assert refused.status_code == 501
         assert server.lifecycle.sleeping
-        for path in ("/v1/embeddings", "/embeddings"):
-            answer = await client.post(path, json={"input": "a", "keep_alive": 0})
+        for path in ("/v1/embeddings", "/embeddings", "/api/embed", "/api/embeddings"):
+            body = {"input": "a", "prompt": "a", "keep_alive": 0}
+            answer = await client.post(path, json=body)
             assert answer.status_code == 200, answer.text
             await server.lifecycle.state.wait_value(ServerState.SLEEPING)
-    assert len(loads) == 3
+    assert len(loads) == 5
 
 
 async def test_what_is_wrong_does_not_wake_it() -> None:
@@ -121,6 +122,9 @@ async def test_what_is_wrong_does_not_wake_it() -> None:
             ("/v1/embeddings", {"input": "a"}),
             ("/infill", {"input_prefix": "a", "input_suffix": "b"}),  # its vocabulary cannot
             ("/tokenize", {"content": 5}),
+            ("/api/chat", {**CHAT, "options": {"num_ctx": 0}}),
+            ("/api/chat", {**CHAT, "keep_alive": []}),
+            ("/api/chat", {**CHAT, "think": "high"}),
         ):
             answer = await client.post(path, json=body)
             assert answer.status_code in (400, 501), answer.text

@@ -10,10 +10,8 @@ import pytest
 
 from tests.support.clients import sleeper
 from tests.support.ollama_api import ASK
-from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import ScriptedLoader
 from tests.support.waiting import patiently
-from trioserve.config import Config
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.server.server import Server
 
@@ -33,22 +31,6 @@ async def expiry(client: httpx.AsyncClient) -> str | None:
     """When the one model that is in memory is unloaded; none: there is none."""
     models = (await client.get("/api/ps")).json()["models"]
     return models[0]["expires_at"] if models else None
-
-
-async def test_a_model_is_freed_after_a_request() -> None:
-    loader = ScriptedLoader()
-    asked: list[tuple[str, dict[str, Any]]] = [
-        ("/api/chat", {"keep_alive": 0}),
-        ("/api/chat", {"keep_alive": "0s", "stream": False}),
-        ("/api/generate", {"keep_alive": 0, "prompt": "Hi", "raw": True}),
-    ]
-    async with sleeper(loader) as (client, server):
-        for path, fields in asked:
-            answer = await client.post(path, json=ASK | fields)
-            assert answer.status_code == 200, answer.text
-            await until_asleep(server)
-            assert await expiry(client) is None
-    assert loader.n_begun == 1 + len(asked)
 
 
 async def test_when_the_model_is_freed_is_told() -> None:
@@ -76,34 +58,3 @@ async def test_a_model_is_loaded_and_unloaded_without_text(path: str, body: Any)
                 await until_asleep(server)
         assert reasons == ["load", "unload", "unload"]
     assert loader.n_begun == 2  # what sleeps is not loaded to be unloaded
-
-
-async def test_a_request_that_is_refused_does_not_wake_the_model() -> None:
-    async with sleeper(ScriptedLoader()) as (client, server):
-        for keep_alive in ("soon", True, []):
-            for path in ("/api/chat", "/api/generate", "/api/embed"):
-                body = ASK | {"prompt": "a", "input": "a", "keep_alive": keep_alive}
-                answer = await client.post(path, json=body)
-                assert answer.status_code in (400, 501)
-                assert server.lifecycle.sleeping
-            answer = await client.post("/api/chat", json=ASK | {"keep_alive": keep_alive})
-            assert "'keep_alive'" in answer.json()["error"]
-        for fields in ({"options": {"num_ctx": 0}}, {"think": "high"}, {"format": 5}):
-            answer = await client.post("/api/chat", json=ASK | fields)
-            assert answer.status_code == 400
-            assert server.lifecycle.sleeping
-
-
-async def test_embeddings_wake_the_model_and_free_it() -> None:
-    def load(config: Config, *, progress: object = None) -> ScriptedEmbedder:
-        return ScriptedEmbedder()
-
-    async with sleeper(load, embeddings=True) as (client, server):
-        bodies = ("/api/embed", {"input": "a"}), ("/api/embeddings", {"prompt": "a"})
-        for path, body in bodies:
-            answer = await client.post(path, json=body | {"keep_alive": 0})
-            assert answer.status_code == 200, answer.text
-            await until_asleep(server)
-        answer = await client.post("/api/embed", json={"input": "x" * 1000})
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["prompt_eval_count"] == 64

@@ -54,6 +54,7 @@ async def test_models_that_are_loaded_are_in_it_and_none_is_loaded_for_it() -> N
     assert not any("three" in name and "router" not in name for name in seen)
     assert 'trioserve:http_answers_total{route="/completion",status="200"}' in seen
     assert sum(name.startswith("trioserve:http_connections") for name in seen) == 1
+    assert seen['trioserve:router_requests_total{model="two",status="200"}'] == 2
 
 
 async def test_a_model_that_dies_or_hangs_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,3 +74,5 @@ async def test_a_model_without_metrics_is_left_out() -> None:
         text = (await router.client.get("/metrics")).text
         assert 'model_name="one"' not in text and 'router_models{status="loaded"} 1.0' in text
         assert (await router.client.get("/metrics?model=one")).status_code == 501
+    async with routed({"one": None}) as router:
+        assert (await router.client.get("/metrics")).status_code == 501

@@ -246,42 +246,8 @@ async def test_health() -> None:
         assert (await router.client.get("/health")).status_code == 503
 
 
-async def test_metrics() -> None:
-    async with routed(TWO) as router:
-        assert (await router.client.get("/metrics")).status_code == 501
-    async with routed(metrics_endpoint=True) as router:
-        await router.client.post("/tokenize", json={"content": "a"})
-        await router.client.post("/completion", json={"prompt": []})
-        text = (await router.client.get("/metrics")).text
-        assert 'trioserve:router_requests_total{model="one",status="200"} 1.0' in text
-        assert 'trioserve:router_models{status="loaded"} 1.0' in text
-        own = await router.client.get("/metrics?model=one")
-        assert own.status_code == 501  # the child's, which has none
-
-
-async def test_the_api_is_described() -> None:
-    async with routed(TWO) as router:
-        paths = (await router.client.get("/openapi.json")).json()["paths"]
-    assert {"get", "post", "delete"} <= paths["/models"].keys()
-    assert "/v1/chat/completions" in paths
-    assert paths["/models/load"]["post"]["summary"] == "Load a model."
-
-
-async def test_only_what_was_downloaded_is_deleted() -> None:
-    async with routed(TWO) as router:
-        kept = await router.client.delete("/models?model=one")
-        assert kept.status_code == 400
-        assert (await router.client.delete("/models?model=none")).status_code == 404
-        assert (await router.client.delete("/models")).status_code == 404
-
-
 def test_the_bundled_model_is_a_toy_before_it_is_loaded() -> None:
     toy = files.described(entry("bundled", path=BUNDLED), ModelState(), Modalities(), {})
     assert (toy["is_toy"], len(toy["example_prompts"])) == (True, 3)
     other = files.described(entry("one"), ModelState(), Modalities(), {})
     assert (other["is_toy"], other["example_prompts"]) == (False, [])
-
-
-def test_sources_have_names() -> None:
-    for source in Source:
-        files.described(entry("one", source=source), ModelState(), Modalities(), {})

@@ -75,16 +75,6 @@ async def test_a_form_with_a_file_names_the_model() -> None:
         assert broken.status_code == 400
 
 
-async def test_a_stream_is_the_same_as_without_a_router() -> None:
-    asked = {**CHAT, "model": "one", "stream": True, "seed": 1}
-    async with routed({"one": answering("Hello there")}) as router:
-        answer = await router.client.post("/v1/chat/completions", json=asked)
-    assert answer.headers["content-type"] == "text/event-stream"
-    assert answer.headers["x-accel-buffering"] == "no"
-    deltas = [event["choices"][0]["delta"] for event in events_in(answer.text)]
-    assert "".join(delta.get("content") or "" for delta in deltas) == "Hello there"
-
-
 async def test_a_model_that_is_not_there() -> None:
     async with routed(TWO) as router:
         known = "There is no model 'three'. The models are: one, two."
@@ -144,29 +134,6 @@ async def test_answers_are_those_of_the_model() -> None:
         assert [slot["id"] for slot in slots] == [0, 1]
         head = await router.client.head("/slots")
         assert (head.status_code, head.content) == (200, b"")
-
-
-async def test_a_body_that_is_too_large() -> None:
-    async with routed(max_body_size=100) as router:
-        answer = await router.client.post("/completion", json={"prompt": "x" * 100})
-        assert answer.status_code == 413
-
-
-async def test_a_long_body() -> None:
-    async with routed({"one": None, "two": answering("second")}) as router:
-        long = {**CHAT, "ignored": "x" * 100_000, "model": "two"}
-        assert text_of(await router.client.post("/v1/chat/completions", json=long)) == "second"
-
-
-async def test_keys_are_asked_for_by_the_router() -> None:
-    async with routed(api_keys=("secret",)) as router:
-        wrong = await router.client.post("/completion", json={"prompt": "a"})
-        assert wrong.status_code == 401
-        assert (await router.client.get("/health")).status_code == 200
-        right = await router.client.post(
-            "/completion", json={"prompt": "a", "n_predict": 1}, headers={"X-Api-Key": "secret"}
-        )
-        assert right.status_code == 200
 
 
 async def test_a_prefix_ends_at_the_router() -> None:

@@ -17,7 +17,6 @@ import trio
 
 from tests.support import waiting
 from tests.support.clients import events_in
-from tests.support.fake_fleet import routed
 from tests.support.fences import without_time
 from tests.support.http_server import chunks_of, connected, post, serving_script
 from tests.support.processes import until
@@ -76,16 +75,6 @@ async def test_a_client_that_leaves_ends_the_command(tmp_path: Path, stream: boo
                 await until(mark, 3)
             seconds.append(await until(mark, 0))
         assert min(seconds) < 0.1
-
-
-async def test_behind_a_router_it_is_the_same(tmp_path: Path) -> None:
-    mark = f"1001.{os.getpid()}"
-    config = {"tools": ("exec_shell_command",), "tools_dir": (str(tmp_path),)}
-    async with routed({"one": None}, **config) as router:
-        async with connected(router.url) as connection:
-            await connection.send_all(calling(f"setsid sleep {mark}"))
-            await until(mark, 1)
-        await until(mark, 0)
 
 
 async def test_output_is_streamed_and_the_pieces_are_the_whole(tmp_path: Path) -> None:

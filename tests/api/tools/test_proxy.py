@@ -12,9 +12,7 @@ import httpx
 import pytest
 import trio
 
-from tests.support.fake_fleet import routed
 from tests.support.http_server import chunks_of, serving_script
-from tests.support.scripts import answering
 from tests.support.waiting import patiently
 from trioserve.api.tools import proxy
 
@@ -314,15 +312,3 @@ async def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.Monkey
         assert answer.status_code == 504, answer.text
         with patiently():
             await server.gone.wait()
-
-
-async def test_a_router_sends_them_itself() -> None:
-    async with (
-        target() as server,
-        routed(
-            {"one": answering("x")}, ui_mcp_proxy=True, ui_mcp_proxy_hosts=("127.0.0.1:*",)
-        ) as router,
-    ):
-        answer = await router.client.get("/cors-proxy", params=at(server.url))
-        assert (answer.status_code, answer.text) == (200, "ok")
-        assert (await router.client.get("/props")).json()["cors_proxy_enabled"] is True
