@@ -326,16 +326,13 @@ class Service(AppState):
 
     @property
     def tools(self) -> ToolRegistry:
-        """The tools that the server runs. Raises as `server`."""
         return self.server.tools
 
     @property
     def observers(self) -> Sequence[Observer]:
-        """The observers of the server. Raises as `server`."""
         return self.server.observers
 
     def answer_of(self, route: Route) -> Responder:
-        """Make the function that answers a route: its handler does."""
         return route.answered_by(self)
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
@@ -436,21 +433,17 @@ class Service(AppState):
         return [server] if caller.may_use(*server.model.names) else []
 
     async def listed(self, caller: Caller, *, reload: bool = False) -> Sequence[Model]:
-        """Describe the model and its LoRA adapters."""
         servers = self._mine(caller)
         return [one for each in servers for one in (of_server(each), *adapters_of(each))]
 
     async def describe(self, name: str, caller: Caller) -> Model:
-        """Describe the model by any of its names, or one of its LoRA adapters."""
         adapters = {each.id: each for each in adapters_of(self._usable(caller))}
         return adapters.get(name) or of_server(self._named(name, caller))
 
     async def cards(self, caller: Caller) -> Sequence[Card]:
-        """Describe the file of the model."""
         return [card_of(each) for each in self._mine(caller)]
 
     async def details(self, name: str, caller: Caller) -> Details:
-        """Describe the model by all that is known of it."""
         return details_of(self._named(name, caller))
 
     async def in_memory(self, caller: Caller) -> Sequence[Loaded]:
@@ -462,11 +455,9 @@ class Service(AppState):
         ]
 
     async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
-        """Describe the server."""
         return json(properties_of(self._usable(caller)))
 
     async def metrics(self, query: Mapping[str, str], caller: Caller) -> Reply:
-        """Write the metrics of the server."""
         server, measured = self._measured()
         own = measured.render(await server.status())
         return Data(
@@ -476,7 +467,6 @@ class Service(AppState):
         )
 
     async def snapshot(self, query: Mapping[str, str], caller: Caller) -> Reply:
-        """Write the same as one JSON object."""
         server, measured = self._measured()
         return json(measured.snapshot(await server.status()))
 

@@ -57,7 +57,6 @@ class _OwnModels:
 
     @asynccontextmanager
     async def use(self, name: str | None, tell: Tell) -> AsyncIterator[tuple[str, AnyServer]]:
-        """See `ModelSource.use`."""
         entry = find_for(self._keys.find(current_client()), self._fleet.catalog, name)
 
         def waits(waiting: QueueStatus | None) -> None:
@@ -69,7 +68,6 @@ class _OwnModels:
         yield entry.name, child_server(line, current_client())
 
     async def listed(self) -> list[Listed]:
-        """See `ModelSource.listed`."""
         key = self._keys.find(current_client())
         names = [
             one.name
@@ -87,13 +85,11 @@ class _RemoteModels:
 
     @asynccontextmanager
     async def use(self, name: str | None, tell: Tell) -> AsyncIterator[tuple[str, AnyServer]]:
-        """See `ModelSource.use`."""
         if name is None and len(listed := await self.listed()) == 1:
             name = listed[0].name
         yield name or "", RemoteServer.over(self._client, name)
 
     async def listed(self) -> list[Listed]:
-        """See `ModelSource.listed`."""
         models = await self._client.ask("/v1/models", form=Models)
         return [Listed(one.id, one.state) for one in models.data]
 

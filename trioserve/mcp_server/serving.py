@@ -148,7 +148,6 @@ class ChatTool(ModelTool):
     ) = UNSET
 
     async def call(self, models: ModelSource, report: Report) -> ChatResult:
-        """See `ModelTool.call`."""
         messages = [msgspec.to_builtins(one) for one in self.history]
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
@@ -198,7 +197,6 @@ started with --embeddings."""
     )
 
     async def call(self, models: ModelSource, report: Report) -> EmbedResult:
-        """See `ModelTool.call`."""
         async with self.use(models, report) as (name, server):
             made = await server.embed(self.texts, **self.given("dimensions"))
         return EmbedResult([vector.tolist() for vector in made.vectors], name)
@@ -232,7 +230,6 @@ class RerankTool(ModelTool):
     top_n: Annotated[int, about("How many of the best to return.", ge=1)] | UnsetType = UNSET
 
     async def call(self, models: ModelSource, report: Report) -> RerankResult:
-        """See `ModelTool.call`."""
         async with self.use(models, report) as (name, server):
             ranking = await server.rerank(self.query, self.documents)
         best = ranking.best(self.given("top_n").get("top_n"))
@@ -257,7 +254,6 @@ class TokenizeTool(ModelTool):
     model: _ModelName = UNSET
 
     async def call(self, models: ModelSource, report: Report) -> TokenizeResult:
-        """See `ModelTool.call`."""
         async with self.use(models, report) as (_, server):
             tokens = await server.tokenize(self.text)
         return TokenizeResult([*tokens], len(tokens))
@@ -280,7 +276,6 @@ class DetokenizeTool(ModelTool):
     model: _ModelName = UNSET
 
     async def call(self, models: ModelSource, report: Report) -> DetokenizeResult:
-        """See `ModelTool.call`."""
         async with self.use(models, report) as (_, server):
             return DetokenizeResult(await server.detokenize(self.tokens))
 
@@ -299,7 +294,6 @@ class ListTool(ModelTool):
     RESULT = ModelList
 
     async def call(self, models: ModelSource, report: Report) -> ModelList:
-        """See `ModelTool.call`."""
         return ModelList(await models.listed())
 
 

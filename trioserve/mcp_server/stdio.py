@@ -90,7 +90,6 @@ class _Input(trio.abc.ReceiveStream):
         self._descriptor = descriptor
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """See `trio.abc.ReceiveStream`."""
         await _ready(trio.lowlevel.wait_readable, self._descriptor)
         return os.read(self._descriptor, max_bytes or 2**16)
 

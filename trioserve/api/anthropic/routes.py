@@ -447,7 +447,6 @@ class MessageEvents(sse.EventWriter[MessageEvent]):
         self._begun = False
 
     def encode(self, index: int, event: MessageEvent) -> bytes:
-        """Encode an event of an output as server-sent events."""
         if isinstance(event, StepChunk):
             event = event.chunk
         if isinstance(event, Progress):

@@ -116,7 +116,6 @@ class Data(Reply):
     body: bytes = b""
 
     async def write(self) -> Iterable[bytes]:
-        """Give the bytes."""
         return (self.body,) if self.body else ()
 
 
@@ -127,7 +126,6 @@ class Pieces(Reply):
     pieces: AsyncIterable[bytes]
 
     async def write(self) -> AsyncIterable[bytes]:
-        """Give the bytes as they come."""
         return self.pieces
 
 
@@ -311,7 +309,6 @@ class Stream(Ending, Generic[_E]):
     first: list[tuple[int, _E]] = attrs.field(factory=list)
 
     async def write(self) -> AsyncIterable[bytes]:
-        """Write the events as they come."""
         return self._written()
 
     async def begin(self, *, tells_start: bool) -> None:

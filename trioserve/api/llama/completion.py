@@ -408,12 +408,10 @@ class LlamaEvents(sse.EventWriter[sse.Event]):
         self._outputs = outputs
 
     async def settle(self, event: sse.Event) -> None:
-        """Get the texts of the prompts."""
         for each in self._outputs:
             await each.settle()
 
     def encode(self, index: int, event: sse.Event) -> bytes:
-        """Write an event of one output."""
         assert isinstance(event, Progress | Chunk | Finished)
         part = self._outputs[index].part(event)
         return b"" if part is None else sse.event(part)

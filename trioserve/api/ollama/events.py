@@ -108,7 +108,6 @@ class OllamaChat(Part, kw_only=True, rename={"said": "message"}):
 
     @classmethod
     def of(cls, message: Message, **fields: Any) -> Self:
-        """Write a message."""
         calls = [
             _OllamaCall(each.id, _OllamaFunction(each.name, read_arguments(each.arguments)))
             for each in message.tool_calls
@@ -138,7 +137,6 @@ class OllamaGenerated(Part, kw_only=True, rename={"said": "response"}):
 
     @classmethod
     def of(cls, message: Message, **fields: Any) -> Self:
-        """Write a text."""
         thinking = message.reasoning_content or UNSET
         return cls(said=message.content, thinking=thinking, **fields)
 

@@ -24,7 +24,6 @@ class Lender(AppState):
         self._made: dict[Connection, ChildServer] = {}
 
     def answer_of(self, route: Route) -> Responder:
-        """Make the function that answers a route: its handler does."""
         return route.answered_by(self)
 
     def server_of(self, line: Connection, config: Config) -> ChildServer:
@@ -51,7 +50,6 @@ class Lender(AppState):
 
     @property
     def observers(self) -> Sequence[Observer]:
-        """The observers of tool calls, and of what models do."""
         return self._observers
 
     def _forget(self) -> None:

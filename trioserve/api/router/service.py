@@ -173,15 +173,12 @@ class RouterService(Lender):
     # -- the models
 
     def check_ready(self) -> None:
-        """Check that requests are taken. Raises as `fleet`."""
         _ = self.fleet
 
     def check_live(self) -> None:
-        """Check that nothing is broken for good. Raises as `fleet`."""
         _ = self.fleet
 
     async def listed(self, caller: Caller, *, reload: bool = False) -> Sequence[dict[str, Any]]:
-        """Describe the models, and those that are being downloaded."""
         fleet = self.fleet
         if reload:
             await fleet.reload()
@@ -202,7 +199,6 @@ class RouterService(Lender):
                 yield one
 
     async def describe(self, name: str, caller: Caller) -> dict[str, Any]:
-        """Describe a model by its state and its files."""
         entry = self.find(name, caller)
         found = await self._files.modalities([entry] if entry.upstream is None else [])
         return self._described(entry, found.get(entry.name, Modalities()))
@@ -218,7 +214,6 @@ class RouterService(Lender):
         return files.described(entry, self.state(entry), modalities, info)
 
     async def cards(self, caller: Caller) -> Sequence[Card]:
-        """Describe the models whose files are here."""
         here = [one for one in self._visible(caller) if one.path is not None]
         return [await self._files.card(one) for one in here]
 
@@ -247,7 +242,6 @@ class RouterService(Lender):
         return None if known.sleeping else known.model
 
     async def properties(self, query: Mapping[str, str], caller: Caller) -> Reply:
-        """Describe the router, or a model."""
         if name := query.get("model"):
             if (entry := self.find(name, caller)).upstream is not None:
                 n_ctx, apis = self.upstreams.n_ctx(entry), entry.upstream.apis
@@ -272,7 +266,6 @@ class RouterService(Lender):
         return {name: self.state(one) for name, one in self.fleet.catalog.entries.items()}
 
     async def snapshot(self, query: Mapping[str, str], caller: Caller) -> Reply:
-        """Write those of the models as one JSON object."""
         if name := query.get("model"):
             return reply.json(json.loads(await self._measured(name, query, caller, as_json=True)))
         metrics.check(self.config)
@@ -310,7 +303,6 @@ class RouterService(Lender):
         return entry
 
     async def download(self, name: str, caller: Caller, *, again: bool = False) -> str:
-        """Begin to download a model."""
         caller.check_model(name)
         return await self.downloads.start(name, again=again)
 
@@ -319,7 +311,6 @@ class RouterService(Lender):
         await self.downloads.remove(self.find(name, caller, exact=True))
 
     def news(self) -> AbstractContextManager[Feed[FleetEvent]]:
-        """Follow the fleet. As `fleet`."""
         return self.fleet.events.subscribe()
 
     async def _serve(self, task_status: trio.TaskStatus[None]) -> None:
