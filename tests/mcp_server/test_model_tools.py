@@ -1,4 +1,4 @@
-"""What a client of the MCP server gets, by the official SDK's client."""
+"""Tools of the MCP server, called by the client of the official SDK."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def priorities(n: int) -> bytes:
 
 
 ATTACKS = {
-    "h2c with settings that are none": b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+    "h2c with invalid settings": b"GET / HTTP/1.1\r\nHost: localhost\r\n"
     b"Connection: Upgrade\r\nUpgrade: h2c\r\nHTTP2-Settings: A\r\n\r\n",
     "HTTP/2: CONNECT": PREFACE + frame(1, b"\x02\x07CONNECT\x41\x01a", flags=5),
     "HTTP/2: a path that is not ASCII": PREFACE

@@ -79,19 +79,19 @@ async def test_a_conversation_is_summed_up_and_goes_on_elsewhere() -> None:
     assert message["usage"]["input_tokens"] == begin["message"]["usage"]["input_tokens"] == 0
 
     async with serve(other := Model()) as client:
-        rest = [said("assistant", block), said("user", result(2, "rain"), part("Go on."))]
+        rest = [said("assistant", block), said("user", result(2, "rain"), part("Continue."))]
         message = await post(client, messages=rest, tools=[WEATHER], system="Be brief.")
         # A runner sends nothing else; what a client without the second field sends is read, too.
         await post(client, messages=[said("assistant", {**block, "encrypted_content": None})])
         foreign = {**block, "encrypted_content": "gAAA"}
-        await post(client, messages=[said("user", foreign, part("Go on."))])
+        await post(client, messages=[said("user", foreign, part("Continue."))])
     assert message["content"][0]["text"] == "Well."
     first, second, third = other.prompts
-    parts = ("Be brief.", PREFACE.strip(), "Summary: fact-one", "C2", "rain", "Go on.")
+    parts = ("Be brief.", PREFACE.strip(), "Summary: fact-one", "C2", "rain", "Continue.")
     places = [first.index(one) for one in parts]
     assert places == sorted(places)
     assert "Summary: fact-one" in second and second.endswith("assistant\n")
-    assert "Summary: fact-one" in third and "Go on." in third
+    assert "Summary: fact-one" in third and "Continue." in third
 
 
 def part(text: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ async def test_a_conversation_is_compacted_and_answered() -> None:
         assert answer["input_tokens"] + answer["cache_read_input_tokens"] == len(model.prompts[2])
         assert compaction["type"] == "compaction"
         # The client sends the earlier messages again; the prompt leaves them out.
-        more = [*talk(6), said("assistant", *message["content"]), said("user", "Go on.")]
+        more = [*talk(6), said("assistant", *message["content"]), said("user", "Continue.")]
         await post(client, **body | {"messages": more})
         assert model.prompts[-1].startswith(model.prompts[2])
         assert "u5 " in model.prompts[-1] and "u0 " not in model.prompts[-1]
@@ -140,9 +140,9 @@ async def test_a_compaction_that_failed() -> None:
         assert (block["content"], message["stop_reason"]) == (None, "compaction")
         message = await post(client, messages=talk(6), **compact_at(3000))
         assert [one["type"] for one in message["content"]] == ["compaction", "text"]
-        turns = [*talk(1), said("assistant", *message["content"]), said("user", "Go on.")]
+        turns = [*talk(1), said("assistant", *message["content"]), said("user", "Continue.")]
         await post(client, messages=turns)
-        assert all(one in model.prompts[-1] for one in ("fact-one", "u0 ", "Well.", "Go on."))
+        assert all(one in model.prompts[-1] for one in ("fact-one", "u0 ", "Well.", "Continue."))
 
 
 async def test_results_are_cleared() -> None:
@@ -246,7 +246,7 @@ async def test_anthropic_s_client() -> None:
         whole = client.beta.messages.create(
             model="any",
             max_tokens=99,
-            messages=[*talk(6), message.to_param(), said("user", "Go on.")],
+            messages=[*talk(6), message.to_param(), said("user", "Continue.")],
             **compact_at(3000),
         )
         assert [one.type for one in whole.content] == ["text"]

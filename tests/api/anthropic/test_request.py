@@ -1,4 +1,4 @@
-"""What requests to Anthropic's routes may hold, and what is made of it."""
+"""The fields of requests to Anthropic's routes, and the prompts and settings they give."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trioserve.api.anthropic.request import (
 from trioserve.errors import InvalidRequestError
 from trioserve.types import DocumentSource, MediaSource
 
-#: What the log says is left out since the last call: what, and why.
+#: The fields left out since the last call, by the log, each with the reason.
 LeftOut: TypeAlias = Callable[[], list[tuple[str, str]]]
 
 # -- messages
@@ -108,7 +108,7 @@ def test_images_in_the_result_of_a_tool() -> None:
     assert second["content"] == [part("Error: "), media(b"hi", "1].content[0].source.data")]
 
 
-def test_what_a_search_has_found_is_given_as_text() -> None:
+def test_search_results_become_text() -> None:
     head = "Search result: Panda\nSource: https://example.org/panda\n"
     expected = f"{head}```\nA bear.\n\nIt eats bamboo.\n```"
     quiet = FOUND | {"citations": {"enabled": False}}
@@ -338,13 +338,13 @@ def wrong() -> Iterator[tuple[dict[str, Any], str, str]]:
 
 
 @pytest.mark.parametrize(("fields", "param", "problem"), [*wrong()])
-def test_what_is_wrong_is_named(fields: dict[str, Any], param: str, problem: str) -> None:
+def test_a_refusal_names_the_parameter(fields: dict[str, Any], param: str, problem: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         MessagesRequest.parse(ASK | fields)
     assert (caught.value.message, caught.value.param) == (f"'{param}' {problem}", param)
 
 
-def test_what_changes_no_answer_is_left_out(left_out: LeftOut) -> None:
+def test_fields_that_change_no_answer_are_left_out(left_out: LeftOut) -> None:
     MessagesRequest.parse(ASK | HARMLESS)
     assert {what for what, _ in left_out()} == HARMLESS.keys()
     cited = [part("Hi") | {"citations": [{}]}, FOUND | {"citations": {"enabled": True}}]

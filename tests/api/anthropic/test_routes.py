@@ -139,7 +139,7 @@ async def test_a_stream_adds_up_to_the_whole_message() -> None:
 
 
 def asked_in(prompt: str) -> str:
-    """What the user says at the end of a prompt."""
+    """Get the last message of the user from a prompt."""
     return prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
 
 
@@ -298,7 +298,7 @@ async def test_no_tokens_only_fill_the_cache_and_the_context_ends_a_message() ->
 
 
 async def test_a_local_page_may_use_the_sdk() -> None:
-    """Which sends ``anthropic-version`` and many headers more."""
+    """The SDK sends ``anthropic-version`` and other headers that need CORS."""
     async with client_of(answering("Hi")) as client:
         headers = {"Origin": "http://localhost:3000"}
         answer = await client.options("/v1/messages", headers=headers)

@@ -46,7 +46,7 @@ async def test_a_page_of_another_site_has_no_effect() -> None:
             assert await status(client, *effect, Origin="http://evil.com") == 403
 
 
-async def test_what_a_page_of_another_site_embeds() -> None:
+async def test_embeds_of_another_site() -> None:
     """An image of it, for example: browsers send no origin."""
     site, mode = "Sec-Fetch-Site", "Sec-Fetch-Mode"
     props = EFFECTS[-1]

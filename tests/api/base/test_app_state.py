@@ -10,7 +10,7 @@ from trioserve.api.service import Service
 from trioserve.errors import ModelLoadError
 
 
-async def test_what_never_began_need_not_end() -> None:
+async def test_an_app_that_did_not_start_need_not_stop() -> None:
     async with trio.open_nursery() as nursery:
         service, stopped = Service(), trio.Event()
 

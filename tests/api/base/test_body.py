@@ -22,7 +22,7 @@ from trioserve.errors import InvalidRequestError
         b'{"a":' * 100_000,
     ],
 )
-def test_what_is_not_a_json_object_is_refused(data: bytes) -> None:
+def test_only_json_objects_are_accepted(data: bytes) -> None:
     with pytest.raises(InvalidRequestError):
         parse_object(data)
 
@@ -39,5 +39,5 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
 
 @settings(max_examples=50)
 @given(st.dictionaries(st.text(), JSON, max_size=4))
-def test_what_json_writes_is_read_back(value: dict[str, Any]) -> None:
+def test_json_of_dumps_is_read(value: dict[str, Any]) -> None:
     assert parse_object(json.dumps(value, ensure_ascii=False).encode()) == value

@@ -1,4 +1,4 @@
-"""Every field of every request takes what its schema says, up to a maximum, and no more."""
+"""The fields of all requests accept the values of their schemas and have maxima."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ LEFT_OUT = {
     *(route.takes.__name__ for route in ROUTES if route.content == FORM),
 }
 
-#: What a body needs beside `BASE`.
+#: Fields that a body needs beside `BASE`.
 NEEDED: dict[str, dict[str, Any]] = {
     "Amount": {"type": "tool_uses", "value": 1},
     "BatchRequest": {
@@ -95,7 +95,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def takes(schema: Any, kind: str) -> bool:
-    """Whether a schema may take the value of a type in `ODD`."""
+    """Check if a schema may accept the value of a type in `ODD`."""
     if "anyOf" in schema:
         return any(takes(one, kind) for one in schema["anyOf"])
     if "enum" in schema:
@@ -122,7 +122,7 @@ REQUESTS = {one.__name__: one for one in request_classes() if one.__name__ not i
 
 
 @pytest.mark.parametrize("name", sorted(REQUESTS))
-def test_what_does_not_fit_a_field_is_refused_by_its_name(name: str) -> None:
+def test_a_value_outside_its_schema_is_refused_by_its_name(name: str) -> None:
     cls = REQUESTS[name]
     parse = cls.parse if issubclass(cls, RequestBody) else lambda body: structure(cls, body)
     body = {**BASE, **NEEDED.get(name, {})}
@@ -163,7 +163,7 @@ def unbounded(schema: Any, path: str) -> Iterator[str]:
 
 
 def test_every_text_list_and_object_in_a_request_has_a_maximum() -> None:
-    """Where this fails, give the field a bound of `limits`: in its reader, or in its schema."""
+    """If this fails, give the field a bound of `limits` in its reader or its schema."""
     assert len(SCHEMAS) > 200
     found = [place for path, schema in SCHEMAS.items() for place in unbounded(schema, path)]
     assert found == []
@@ -212,7 +212,7 @@ def test_every_maximum_is_checked() -> None:
     assert n_checked > 200
 
 
-def test_of_several_forms_one_is_enough() -> None:
+def test_a_union_accepts_each_of_its_forms() -> None:
     short = {"type": ["string", "array"], "maxLength": 3, "maxItems": 5}
     check = check_of({"anyOf": [short, list_schema(short, 2), {"type": "boolean"}]})
     assert check is not None

@@ -1,4 +1,4 @@
-"""What requests for a chat may hold."""
+"""The fields of requests for a chat."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_least_chat() -> None:
     assert not parsed.stream
 
 
-def test_what_was_set_is_given_by_the_names_of_parameters() -> None:
+def test_fields_that_were_set_become_parameters() -> None:
     parsed = chat(
         max_tokens=5,
         temperature=0,

@@ -63,7 +63,7 @@ NEVER_SENT: set[type[errors.TrioServeError]] = {
     *(getattr(errors, name) for names in _NEVER_SENT.values() for name in names.split()),
 }
 
-#: The id of a request, and what a client reads of a failure that is none of its business.
+#: The id of a request, and the message of an internal error.
 ID = {"X-Request-Id": "mine"}
 FAILED = "The inference engine failed. The log has more, under mine."
 

@@ -25,7 +25,7 @@ NAMES = {"file": "any.wav"}
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_000, 65_536, 300_000])
-def test_what_a_client_writes_is_read(size: int) -> None:
+def test_forms_of_httpx_are_read(size: int) -> None:
     # Line breaks and dashes, as at the end of a part.
     content = (b"\r\n--x\r\n\n\r--" * (size // 10 + 1))[:size]
     fields = {"language": ["en"], "include[]": ["a", "b"], "prompt": ["Zoë\r\n日本"]}
@@ -62,7 +62,7 @@ def test_a_form_that_is_cut_short_is_refused(cut: int) -> None:
         b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n\xff\r\n--x--\r\n',
     ],
 )
-def test_what_is_no_form_is_refused(body: bytes) -> None:
+def test_an_invalid_form_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="form"):
         parse_form(body, b"x")
 

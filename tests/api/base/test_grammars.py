@@ -108,7 +108,7 @@ def test_choices_are_escaped(choices: list[str]) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
+def test_a_refusal_names_the_parameter(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read_grammar(body)
     assert caught.value.param == param

@@ -1,4 +1,4 @@
-"""What is computed for one API key is not found by another: every cache, by its owner and salt."""
+"""Caches are separate by API key and cache salt."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_the_kv_cache_and_the_embeddings_of_media() -> None:
     async with client_of(backend, api_keys=("a", "b")) as client:
 
         async def ask(key: str, **fields: object) -> tuple[bool, int]:
-            """Whether a part of the prompt was cached, and how often an image was encoded."""
+            """Ask, and get if part of the prompt was cached, and the number of images encoded."""
             before = len(projector.encoded)
             headers = {"Authorization": f"Bearer {key}"}
             answer = await client.post(

@@ -46,7 +46,7 @@ async def ask(client: httpx.AsyncClient, key: str, **body: object) -> httpx.Resp
 # -- management
 
 
-#: What every key may do: each route is here, or its handler is marked with `manages`.
+#: Routes for all keys. The handler of any other route is marked with `manages`.
 CLIENTS = {
     "/", "/assets/<name>", "/licenses.txt", "/sw.js", "/openapi.json", "/openapi/<api>.json",
     "/health", "/v1/health", "/health/live", "/health/ready",
@@ -82,7 +82,7 @@ CLIENTS = {
     "/v1/stream", "/v1/stream/<id_>", "/v1/streams/lookup",
 }  # fmt: skip
 
-#: What needs a key that may manage the server.
+#: Routes for keys that may manage the server.
 MANAGEMENT = {
     "POST /slots/<id_slot>", "POST /lora-adapters", "POST /v1/load_lora_adapter",
     "POST /v1/unload_lora_adapter", "POST /props", "POST /models", "DELETE /models",

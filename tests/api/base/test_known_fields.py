@@ -54,7 +54,7 @@ NOT_SUPPORTED: dict[str, Any] = {
 }
 
 
-async def test_what_would_have_no_effect_is_refused() -> None:
+async def test_fields_without_effect_are_refused() -> None:
     async with client_of(ScriptedBackend(chat_template=TEMPLATE)) as client:
         for name, value in NOT_SUPPORTED.items():
             answer = await client.post("/v1/chat/completions", json={"messages": HI, name: value})
@@ -64,7 +64,7 @@ async def test_what_would_have_no_effect_is_refused() -> None:
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
 
 
-async def test_what_one_machine_has_no_use_for_is_taken() -> None:
+async def test_fields_of_hosted_services_are_accepted() -> None:
     body = {
         "messages": HI,
         "metadata": {"a": "b"},
@@ -140,7 +140,7 @@ async def test_a_chat_may_ask_for_candidates_as_llama_server_has_it() -> None:
     assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 1
 
 
-async def test_what_was_begun_is_echoed() -> None:
+async def test_a_continued_message_is_echoed() -> None:
     backend = ScriptedBackend(lambda prompt: "HI", chat_template=TEMPLATE)
     begun = {"messages": [*HI, {"role": "assistant", "content": "So "}]}
     async with client_of(backend) as client:

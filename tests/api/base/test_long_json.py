@@ -46,7 +46,7 @@ def outcome(read: Callable[[str], Any], text: str) -> tuple[Any, Exception | Non
 
 @settings(max_examples=50, deadline=None)
 @given(value=JSON, indent=st.sampled_from([None, 0, 2]), ascii_=st.booleans())
-def test_what_is_written_is_read(value: Any, indent: int | None, ascii_: bool) -> None:
+def test_json_of_dumps_is_read(value: Any, indent: int | None, ascii_: bool) -> None:
     text = json.dumps([value] * 3, indent=indent, ensure_ascii=ascii_)
     assert read(f" {text}\n") == [value] * 3
 

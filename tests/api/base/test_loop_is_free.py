@@ -83,7 +83,7 @@ CASES: dict[str, tuple[str, Callable[[], bytes], int]] = {
     "messages that fit": (CHATS, lambda: messages(9_999), 400),
     "Anthropic's messages": ("/v1/messages", lambda: messages(MANY), 400),
     "parts of a message": (CHATS, lambda: saying([PART] * MANY), 400),
-    "a large image, which is none": (CHATS, lambda: saying([IMAGE]), 400),
+    "a large image that cannot be decoded": (CHATS, lambda: saying([IMAGE]), 400),
     "items": ("/v1/responses", lambda: body(input=HI * MANY), 400),
     "tools": (CHATS, lambda: body(**CHAT, tools=TOOLS), 400),
     "stop strings": (COMPLETION, lambda: body(prompt="a", stop=["word"] * MANY), 400),

@@ -1,4 +1,4 @@
-"""What every app counts: answers and connections."""
+"""The metrics of every app: answers and connections."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ VALUES: list[Any] = [
 
 FUNCTION = {"type": "function", "name": "f"}
 
-#: What the requests of programs lack.
+#: Bodies with fields that the programs do not send.
 MORE: list[tuple[str, dict[str, Any]]] = [
     (
         "/v1/chat/completions",

@@ -44,7 +44,7 @@ ROUTES = [
 
 
 async def until_queued(server: Server, n: int = 1) -> list[WaitingStatus]:
-    """Wait until so many tasks are in the queue, and give their places."""
+    """Wait until ``n`` tasks are in the queue, and get their places."""
     with patiently():
         while len(waiting := (await server.status()).waiting) != n:
             await trio.lowlevel.checkpoint()
@@ -94,7 +94,7 @@ def test_a_place_as_a_comment() -> None:
     assert comment_on(place(7, 3)) == b": queued, position 3\n\n"
 
 
-async def test_what_a_silent_response_says(autojump_clock: MockClock) -> None:
+async def test_a_silent_response_tells_its_place_or_pings(autojump_clock: MockClock) -> None:
     seen, looks = looking(place(7, 2), place(8, 3))
     mailboxes = [Mailbox(8, 1), Mailbox(7, 1)]
     pings = Pings(30, seen, mailboxes)
@@ -185,7 +185,7 @@ async def ask_for(client: httpx.AsyncClient, *beginnings: str) -> None:
 
 
 async def tiers(client: httpx.AsyncClient) -> dict[str, int]:
-    """What `/slots` says of the cache; the metrics say the same of what no thread changes."""
+    """Get the cache counts of `/slots`, and compare those that are stable with the metrics."""
     seen: dict[str, int] = (await client.get("/slots?queue=1")).json()["cache"]
     text = (await client.get("/metrics")).text
     samples = {line.split("{")[0]: line.split()[-1] for line in text.splitlines()}

@@ -1,4 +1,4 @@
-"""Rate limits over HTTP: who is refused, what the headers say, and what the SDKs make of it."""
+"""Rate limits over HTTP: refusals, headers, and the retries of SDKs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_each_key_has_its_own_requests() -> None:
         assert refused.headers["x-ratelimit-remaining-requests"] == "0"
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert (await ask("two")).status_code == 200
-        # What does not generate is not counted.
+        # Requests that do not generate are not counted.
         headers = {"Authorization": "Bearer one"}
         assert (await client.get("/props", headers=headers)).status_code == 200
 
@@ -128,7 +128,7 @@ async def test_a_proxy_at_a_unix_socket_names_the_addresses(tmp_path: Path) -> N
         assert await ask("2.2.2.2") == 200
 
 
-async def test_what_a_client_says_of_its_address_does_not_count() -> None:
+async def test_forwarded_addresses_of_clients_are_ignored() -> None:
     statuses = []
     async with client_of(rate_limit_requests=1) as client:
         for address in ("1.1.1.1", "2.2.2.2"):

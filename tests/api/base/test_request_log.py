@@ -88,7 +88,7 @@ async def test_a_failure_of_the_server_is_a_warning(stream: bool) -> None:
     assert (line["log_level"], line["code"]) == ("warning", "server_error")
 
 
-async def test_what_is_asked_again_and_again_is_quiet_until_it_is_refused() -> None:
+async def test_frequent_requests_are_logged_at_debug() -> None:
     async with client_of(answering("Hi")) as client:
         with capture_logs() as logs:
             for path in ("/health", "/slots", "/licenses.txt"):
@@ -120,7 +120,7 @@ async def test_the_name_of_the_key_and_no_secret(tmp_path: Path) -> None:
     assert "sk-secret" not in str(logs) and where.rpartition("/")[2] not in str(logs)
 
 
-async def test_what_is_refused_before_it_is_routed() -> None:
+async def test_refusals_before_routing() -> None:
     async with serving_script(endless(), max_connections=1) as (url, _):
         with capture_logs() as logs:
             async with connected(url) as stream:

@@ -33,7 +33,7 @@ def make_backend() -> ScriptedBackend:
     return ScriptedBackend(adapters=[AdapterInfo(path="a.gguf", scale=1.0)])
 
 
-async def test_what_looks_at_it_does_not_wake_it() -> None:
+async def test_status_requests_do_not_wake_the_model() -> None:
     loader = ScriptedLoader()
     paths = (
         *("/health", "/health/live", "/health/ready", "/props", "/models", "/v1/models"),
@@ -78,7 +78,7 @@ WAKING: list[tuple[str, Any]] = [
 ]
 
 
-async def test_what_needs_the_model_wakes_it(tmp_path: Path) -> None:
+async def test_requests_wake_the_model(tmp_path: Path) -> None:
     loader = ScriptedLoader(make_backend)
     async with sleeper(loader, slot_save_path=str(tmp_path)) as (client, server):
         for n, (path, body) in enumerate(WAKING, 2):
@@ -112,7 +112,7 @@ async def test_embeddings_wake_it() -> None:
     assert len(loads) == 5
 
 
-async def test_what_is_wrong_does_not_wake_it() -> None:
+async def test_invalid_requests_do_not_wake_the_model() -> None:
     async with sleeper(ScriptedLoader()) as (client, server):
         for path, body in (
             ("/completion", {"prompt": "a", "temperature": "hot"}),

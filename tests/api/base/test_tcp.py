@@ -1,4 +1,4 @@
-"""What clients send over a connection, and that it ends their connection at most."""
+"""Connections of real and of hostile clients. Bad input ends its own connection at most."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_an_attack_ends_its_connection_alone(data: bytes) -> None:
 @pytest.mark.system
 async def test_upgrades_are_not_taken_up() -> None:
     async with unharmed() as (url, _):
-        for data in (WEBSOCKET, ATTACKS["h2c with settings that are none"]):
+        for data in (WEBSOCKET, ATTACKS["h2c with invalid settings"]):
             asked = data.replace(b": Upgrade\r", b": Upgrade, close\r")
             assert (await answer_to(url, asked)).startswith(b"HTTP/1.1 200 ")
         assert (await answer_to(url, PREFACE)).startswith(b"HTTP/1.1 400 ")
@@ -306,7 +306,7 @@ async def test_a_stream_over_http_1_0_has_no_chunks() -> None:
         assert events.endswith(b"}\n\n")
 
 
-async def test_what_the_system_does_not_take_at_once_is_sent_in_parts() -> None:
+async def test_a_partial_send_is_continued() -> None:
     ours, theirs = (trio.SocketStream(each) for each in trio.socket.socketpair())
     long = bytes(range(256)) * 2**14
     received = b""
@@ -565,7 +565,7 @@ async def test_chunks_are_handed_over_together(monkeypatch: pytest.MonkeyPatch) 
         HEALTH.replace(b"GET", b"OPTIONS")[:-2] + b"Content-Length: 1\r\n\r\na",
     ],
 )
-async def test_what_follows_the_last_request_of_a_connection_does_not_end_its_answer(
+async def test_bytes_after_the_last_request_do_not_end_its_answer(
     last: bytes, behind: bytes
 ) -> None:
     async with unharmed() as (url, _):

@@ -1,4 +1,4 @@
-"""Which tokens each piece of a message has."""
+"""The tokens of each piece of a message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_parts_of_a_character_go_together() -> None:
     assert tokens_of([4, 5, 6], ContentDelta("éd")) == [(3, [4, 5, 6])]
 
 
-def test_what_was_cut_off_takes_what_is_left() -> None:
+def test_a_truncated_piece_has_the_remaining_tokens() -> None:
     assert tokens_of([6, 6], ContentDelta("d\ufffd")) == [(2, [6, 6])]
 
 

@@ -190,12 +190,12 @@ async def test_reasoning_that_begins_anyway_ends_at_once() -> None:
 
 
 async def test_reasoning_that_the_client_has_begun_goes_on() -> None:
-    backend = answering("on.</think>Yes", chat_template=NO_SWITCH["begun"])
-    begun = [*HI, {"role": "assistant", "content": "", "reasoning_content": "Go "}]
+    backend = answering("see.</think>Yes", chat_template=NO_SWITCH["begun"])
+    begun = [*HI, {"role": "assistant", "content": "", "reasoning_content": "I "}]
     fields = {"messages": begun, "enable_thinking": False}
     async with client_of(backend) as client:
         said = await answered(client, "/v1/chat/completions", fields)
-    assert said == ("Yes", "Go on.")
+    assert said == ("Yes", "I see.")
 
 
 # -- the budget, and what the client sees

@@ -20,7 +20,7 @@ SAID = "ab" * 30
 
 
 class Guesser:
-    """Goes on with a text of a and b in turn."""
+    """Drafts a and b in turn."""
 
     name = "guesser"
     step_s = 0.0

@@ -21,7 +21,7 @@ from tests.support.media_models import write_pair
 from trioserve.app import create_app
 from trioserve.config import Config
 
-#: What the log says is left out since the last call: what, and why.
+#: The fields left out since the last call, by the log, each with the reason.
 LeftOut: TypeAlias = Callable[[], list[tuple[str, str]]]
 
 DOCUMENTS = ["a cat", "dog", "the mat"]
@@ -168,7 +168,7 @@ async def test_images_and_mixed_inputs(folder: Path) -> None:
         ),
     ],
 )
-async def test_what_is_wrong_with_a_ranking(
+async def test_invalid_rankings(
     ranking: httpx.AsyncClient, body: dict[str, Any], message: str
 ) -> None:
     answer = await ranking.post("/v2/rerank", json=body)
@@ -203,7 +203,7 @@ TEXTS = {"texts": ["a"]}
         ),
     ],
 )
-async def test_what_is_wrong_with_texts(
+async def test_invalid_texts(
     embedding: httpx.AsyncClient, body: dict[str, Any], message: str | None
 ) -> None:
     answer = await embedding.post("/v2/embed", json=body)

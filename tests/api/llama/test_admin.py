@@ -168,7 +168,7 @@ async def test_props() -> None:
     assert params["seed"] == 2**32 - 1
 
 
-async def test_what_a_user_should_know_of_the_model() -> None:
+async def test_properties_of_the_model() -> None:
     backend = ScriptedBackend(n_ctx_seq=512, chat_template=None)
     async with client_of(backend) as client:
         props = (await client.get("/props")).json()

@@ -97,7 +97,7 @@ async def test_a_streamed_completion() -> None:
     assert last["timings"]["predicted_n"] == 4
 
 
-async def test_what_ignore_eos_forbids_is_told() -> None:
+async def test_ignore_eos_bans_the_end_tokens() -> None:
     forbidden = [{"bias": None, "token": token} for token in sorted(byte_vocab.end_of_generation)]
     assert forbidden
     async with client_of() as client:

@@ -103,7 +103,7 @@ async def test_the_format_of_the_server(
             assert (await answer(client, fields))["content"] == content
 
 
-# -- what the template is told
+# -- variables of the template
 
 ASKED = "First think between <think> and </think>, then answer."
 
@@ -210,7 +210,7 @@ async def test_it_has_to_be_allowed_but_for_a_cancel() -> None:
         await drained(client, first["id"], chunks)
 
 
-async def test_what_has_ended_is_not_found() -> None:
+async def test_a_completion_that_has_ended_is_not_found() -> None:
     gone = {"success": False, "message": "no active completion for this id"}
     async with client_and_service(thinking("Yo")) as (client, _):
         async with streamed(client, reasoning_control=True) as chunks:

@@ -73,7 +73,7 @@ async def test_extra_files() -> None:
     assert await filled(body, RepositoryVocab()) == files + gap
 
 
-async def test_of_long_texts_what_is_near_the_gap_stays() -> None:
+async def test_long_prefixes_and_suffixes_are_cut_away_from_the_gap() -> None:
     body = {
         "input_prefix": "a" * 100 + "A" * 60,
         "input_suffix": "B" * 18 + "b" * 100,

@@ -70,7 +70,7 @@ async def test_a_rendered_chat_can_be_continued() -> None:
     assert "(image 8x4)?" in prompts[0]
 
 
-async def test_what_is_wrong_is_named() -> None:
+async def test_a_refusal_names_the_parameter() -> None:
     backend, _ = seeing()
     async with client_of(backend) as client:
         marker = await marker_of(client)
@@ -92,7 +92,7 @@ async def test_what_is_wrong_is_named() -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "content")
 
 
-async def test_what_a_model_takes_is_told() -> None:
+async def test_properties_list_the_modalities() -> None:
     for projector, modalities, names in (
         (None, {"vision": False, "video": False, "audio": False}, ["text"]),
         (

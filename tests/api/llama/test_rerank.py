@@ -101,7 +101,7 @@ async def test_long_documents_are_cut(client: httpx.AsyncClient) -> None:
     assert answer == (await client.post("/v1/rerank", json=expected)).json()
 
 
-async def test_what_is_wrong_is_named(client: httpx.AsyncClient) -> None:
+async def test_a_refusal_names_the_parameter(client: httpx.AsyncClient) -> None:
     one, either = {"query": "a", "documents": ["a"]}, "Either 'documents' or 'texts' is required."
     requests: list[tuple[dict[str, Any], str, str]] = [
         ({"query": "a"}, either, "documents"),
@@ -157,7 +157,7 @@ async def test_what_is_wrong_is_named(client: httpx.AsyncClient) -> None:
     ],
     ids=str,
 )
-async def test_what_is_too_long_is_cut_where_the_client_says_so(
+async def test_long_documents_are_cut_on_request(
     client: httpx.AsyncClient, fields: dict[str, Any]
 ) -> None:
     async def ranked(*documents: str, **more: Any) -> Any:

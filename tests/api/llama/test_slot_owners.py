@@ -37,7 +37,7 @@ async def n_cached(client: httpx.AsyncClient, headers: dict[str, str] | None = N
 # -- what is shown
 
 
-async def test_of_others_a_slot_shows_numbers_alone() -> None:
+async def test_a_slot_shows_other_owners_only_numbers() -> None:
     backend = ScriptedBackend(lambda prompt: "one\ntwo", n_slots=1)
     async with client_of(backend, api_keys=KEYS, metrics_endpoint=True) as client:
         await client.post("/completion", json=BODY | {"top_k": 7}, headers=FIRST)
@@ -79,7 +79,7 @@ async def test_a_slot_is_saved_and_erased_by_its_owner(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
         assert (await act(client, "save", FIRST)).json()["n_saved"] > len(PROMPT)
         assert (await act(client, "erase", FIRST)).json()["n_erased"] > len(PROMPT)
-        assert (await act(client, "erase", OTHER)).json()["n_erased"] == 0  # nobody's by now
+        assert (await act(client, "erase", OTHER)).json()["n_erased"] == 0  # it has no owner now
 
 
 async def test_a_file_is_restored_by_the_key_that_saved_it(tmp_path: Path) -> None:
@@ -107,8 +107,8 @@ async def test_a_file_is_restored_by_the_key_that_saved_it(tmp_path: Path) -> No
         assert await n_cached(client, FIRST) > 10
 
 
-async def test_a_file_that_does_not_say_whose_it_is(tmp_path: Path) -> None:
-    """Such as one of llama-server: where there are keys that do not share, it may be anybody's."""
+async def test_a_file_without_an_owner(tmp_path: Path) -> None:
+    """Files of llama-server name no owner, so keys that do not share cannot restore them."""
     config: dict[str, Any] = {"ctx_size": 512, "threads": 1, "slot_save_path": str(tmp_path)}
     async with client_of_app(create_app(Config(**config))) as client:
         await client.post("/completion", json=BODY)
@@ -120,7 +120,7 @@ async def test_a_file_that_does_not_say_whose_it_is(tmp_path: Path) -> None:
         assert (await act(client, "restore", FIRST)).status_code == 403
         await client.post("/completion", json=BODY | {"n_predict": 1}, headers=FIRST)
         path.write_bytes(whole[:5])
-        assert (await act(client, "save", FIRST)).json()["n_saved"] < n_saved  # nobody's, by now
+        assert (await act(client, "save", FIRST)).json()["n_saved"] < n_saved  # no owner now
     path.write_bytes(whole[: whole.rindex(b'{"lora"')])
     shared = Config(**config, api_keys=KEYS, cache_sharing="all")
     for each in (Config(**config), shared):
@@ -172,5 +172,5 @@ async def test_a_running_answer_is_controlled_by_the_key_that_asked(route: str) 
             assert answer.json()["success"] is success
             if not success:
                 assert answer.json()["message"] == "no active completion for this id"
-                await anext(received)  # it goes on
+                await anext(received)  # not cancelled
         assert "cancelled" in "".join([line async for line in received])

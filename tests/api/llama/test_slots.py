@@ -112,7 +112,7 @@ async def test_a_busy_slot_tells_of_new_lines(tmp_path: Path) -> None:
 # -- save, restore, erase
 
 
-async def test_what_was_saved_is_found_by_another_server(tmp_path: Path) -> None:
+async def test_another_server_restores_a_saved_slot(tmp_path: Path) -> None:
     async with served(slot_save_path=str(tmp_path)) as client:
         first = (await client.post("/completion", json=GREEDY)).json()
         n_held = first["tokens_evaluated"] + 7
@@ -179,7 +179,7 @@ async def test_a_slot_without_text(tmp_path: Path) -> None:
         assert again["timings"]["cache_n"] == 0
 
 
-async def test_what_left_the_kv_cache_is_saved_from_ram(tmp_path: Path) -> None:
+async def test_a_slot_that_left_the_kv_cache_is_saved_from_ram(tmp_path: Path) -> None:
     backend = ScriptedBackend(n_slots=1, n_ctx=100)
     async with scripted(tmp_path, backend) as (client, service):
         await client.post("/completion", json={"prompt": "a" * 40})
@@ -412,7 +412,7 @@ def test_the_adapters_of_a_file_are_found_by_name(tmp_path: Path) -> None:
         state_file.read(path, b"prefix__", [b], (), max_tokens=-4)  # five words: one token
 
 
-async def test_what_was_computed_with_an_adapter_is_used_with_it_alone(tmp_path: Path) -> None:
+async def test_a_cache_with_an_adapter_is_used_only_with_it(tmp_path: Path) -> None:
     lora = str(make_lora(tmp_path / "a.gguf", seed=1))
     config = Config(
         ctx_size=512, threads=1, lora=(lora,), slot_save_path=str(tmp_path), cache_ram=0

@@ -75,7 +75,9 @@ async def test_a_text_that_is_too_long_is_cut(model: Bert) -> None:
         assert older.status_code == 400
 
 
-async def test_what_is_wrong_is_named_and_no_text_only_loads_the_model(model: Bert) -> None:
+async def test_a_refusal_names_the_parameter_and_an_empty_input_loads_the_model(
+    model: Bert,
+) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"input": ["a", 5]}, "input"),
         ({"options": {"num_ctx": 0}}, "options.num_ctx"),

@@ -28,12 +28,12 @@ async def until_asleep(server: Server) -> None:
 
 
 async def expiry(client: httpx.AsyncClient) -> str | None:
-    """When the one model that is in memory is unloaded; none: there is none."""
+    """Get the time when the model is unloaded, if one is in memory."""
     models = (await client.get("/api/ps")).json()["models"]
     return models[0]["expires_at"] if models else None
 
 
-async def test_when_the_model_is_freed_is_told() -> None:
+async def test_ps_has_the_time_of_unloading() -> None:
     async with sleeper(ScriptedLoader()) as (client, _):
         await client.post("/api/chat", json=ASK | {"keep_alive": "90m"})
         told = await expiry(client)

@@ -48,7 +48,7 @@ async def test_images_from_files_bytes_and_base64(tmp_path: Path) -> None:
         (WordProjector(hears=False), ["vision"]),
     ],
 )
-async def test_what_the_model_takes(projector: WordProjector, more: list[str]) -> None:
+async def test_capabilities_list_the_modalities(projector: WordProjector, more: list[str]) -> None:
     def use(client: ollama.Client) -> None:
         assert client.show("scripted").capabilities == ["completion", "tools", "thinking", *more]
 

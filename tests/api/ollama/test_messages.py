@@ -113,12 +113,12 @@ def test_ids_that_are_given_stay() -> None:
             *HI,
             calling(call("a", id="x"), call("a", id="y")),
             result(tool_call_id="y"),
-            result("a", tool_call_id="nobody"),
+            result("a", tool_call_id="unknown"),
             result("a"),
             result("a"),
         ]
     )
-    assert ids_in(messages) == ["x", "y", "y", "nobody", "x"]
+    assert ids_in(messages) == ["x", "y", "y", "unknown", "x"]
     assert messages[2]["name"] == "a"
     assert "tool_call_id" not in messages[5]
 
@@ -138,7 +138,7 @@ def test_ids_that_are_given_stay() -> None:
         (calling({"function": {}}), "messages[1].tool_calls[0].function.name"),
     ],
 )
-def test_what_is_wrong_is_named(message: dict[str, Any], param: str) -> None:
+def test_a_refusal_names_the_parameter(message: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read_messages([*HI, message])
     assert caught.value.param == param

@@ -1,4 +1,4 @@
-"""What Ollama's clients are told of the model, and by which names."""
+"""Ollama's descriptions of the model, and its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests to Ollama's routes may hold: each field has an effect, or is refused by name."""
+"""The fields of requests to Ollama's routes. A field has an effect, or is refused by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trioserve.api.ollama.request import (
 from trioserve.errors import InvalidRequestError
 from trioserve.types import GenerationParams, Grammar, MediaSource, SamplingParams
 
-#: What the log says is left out since the last call: what, and why.
+#: The fields left out since the last call, by the log, each with the reason.
 LeftOut: TypeAlias = Callable[[], list[tuple[str, str]]]
 
 
@@ -153,14 +153,14 @@ def test_an_option_that_asks_for_nothing_is_taken() -> None:
         (OllamaGenerateRequest, {"suffix": "b", "think": "low"}, "think"),
     ],
 )
-def test_what_is_wrong_is_named(cls: Any, body: dict[str, Any], param: str) -> None:
+def test_a_refusal_names_the_parameter(cls: Any, body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         cls.parse({"messages": HI, "prompt": "a"} | body)
     assert caught.value.param == param
     assert f"'{param}'" in caught.value.message
 
 
-def test_what_ollama_s_clients_send_for_nothing_is_taken() -> None:
+def test_fields_of_ollama_s_clients_without_effect_are_accepted() -> None:
     OllamaChatRequest.parse({"messages": HI, "tools": [], "format": "", "options": {}})
     OllamaGenerateRequest.parse(
         {"prompt": "a", "system": "", "template": "", "suffix": "", "context": [], "images": []}

@@ -135,7 +135,7 @@ async def test_a_file_without_a_template_has_that_of_its_tokens(
         await with_client(router.url, use)
 
 
-async def test_what_a_model_takes_is_in_its_projector(tmp_path: Path) -> None:
+async def test_the_projector_has_the_modalities(tmp_path: Path) -> None:
     projector = tmp_path / "mmproj.gguf"
     writer = gguf.GGUFWriter(str(projector), "clip")
     writer.add_bool("clip.has_vision_encoder", True)

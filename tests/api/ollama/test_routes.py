@@ -303,7 +303,7 @@ async def test_errors_as_the_client_raises_them() -> None:
     await use_ollama(answering("Hi"), use)
 
 
-async def test_what_the_flags_decide_is_left_out() -> None:
+async def test_options_set_by_flags_are_left_out() -> None:
     options = {"num_ctx": 4097, "num_thread": 4, "num_gpu": 99, "seed": 2**63 - 1}
     async with client_of(answering("Hi")) as client:
         for path, body in (("/api/chat", ASK), ("/api/generate", {"prompt": "Hi"})):

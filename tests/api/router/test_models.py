@@ -1,4 +1,4 @@
-"""A router's own routes: lists of models, what they are to do, and what is told of them."""
+"""Routes of a router: lists and descriptions of models, loading, unloading, deleting."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def test_the_list_of_models() -> None:
     assert two["status"]["value"] == "unloaded"
 
 
-async def test_what_is_known_of_a_model_that_runs() -> None:
+async def test_a_running_model_is_described() -> None:
     async with routed({"one": ScriptedBackend(), "two": None}, child={"alias": "other"}) as router:
         router.fleet.states["one"] = ModelState(
             value=Status.LOADED,
@@ -80,7 +80,7 @@ async def test_what_is_known_of_a_model_that_runs() -> None:
     }
 
 
-async def test_what_a_model_takes_is_known_before_it_is_loaded(
+async def test_modalities_are_known_before_loading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     projectors = {kind: write_projector(tmp_path / kind, kind) for kind in ("mlp", "mixed")}
@@ -181,7 +181,7 @@ async def test_models_that_cannot_be_loaded() -> None:
             assert (answer.status_code, answer.json()["error"]["param"]) == (status, "model")
 
 
-async def test_what_deletes_or_unloads_takes_whole_names() -> None:
+async def test_deleting_and_unloading_need_whole_names() -> None:
     async with routed({"one-Q8": ScriptedBackend(), "two": ScriptedBackend()}) as router:
         entries = router.fleet.catalog.entries
         router.fleet.catalog.entries = {

@@ -107,7 +107,7 @@ async def test_the_only_model_answers_to_any_name_and_says_which_it_is(
         assert shown.status_code == 404  # clients of Ollama pull it then
 
 
-async def test_what_has_no_route_goes_to_no_model() -> None:
+async def test_an_unknown_route_loads_no_model() -> None:
     async with routed({"one": None}) as router:  # which would never answer
         for path in ("/nowhere", "/v1//models", "/v1//nowhere", "/models//x"):
             unknown = await router.client.get(router.url + path)
@@ -222,7 +222,7 @@ async def test_a_process_that_ends_before_its_answer() -> None:
 
 
 async def broken_stream(path: str, content_type: str = "text/event-stream") -> str:
-    """What comes of a stream whose process is killed."""
+    """Read a stream whose process is killed."""
     script = held("~!@#^*+", at="~!@#")
     body = {**CHAT, "input": "Hi", "max_tokens": 100, "stream": True}
     read = ""

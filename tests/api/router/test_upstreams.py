@@ -176,7 +176,7 @@ async def test_a_stream_is_passed_on_in_whole_events(wants_usage: bool) -> None:
         ("/v1/embeddings", {"input": "a"}, json_answer({"usage": {"prompt_tokens": 4}}), (4, 0, 0)),
     ],
 )  # fmt: skip
-async def test_what_is_used_counts(
+async def test_usage_of_an_upstream_counts(
     path: str, body: dict[str, Any], answer: bytes, amounts: tuple[int, ...], tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys.toml"
@@ -256,7 +256,7 @@ async def test_the_rights_and_limits_of_a_key_hold(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_what_it_refuses(
+async def test_refusals_of_an_upstream(
     status: str, more: tuple[str, ...], wanted: int, said: str, path: str
 ) -> None:
     text = json.dumps({"error": {"message": f"{SECRET} is bad", "param": "model"}}).encode()
@@ -375,7 +375,7 @@ async def test_a_changed_upstream_answers_while_it_is_looked_at() -> None:
         assert {"near", "far", "new-far"} == catalog.entries.keys()
 
 
-async def test_what_it_lists_is_offered() -> None:
+async def test_listed_models_of_an_upstream_are_offered() -> None:
     found = [{"id": "a", "meta": 1}, {"id": "near"}, {"id": "b", "max_model_len": 4096}]
     listed = json_answer({"data": found})
     fields = {"models": (), "prefix": ""}
@@ -411,7 +411,7 @@ async def test_what_it_lists_is_offered() -> None:
         ("POST", "/v1/responses", {"input": "a", "previous_response_id": "resp_1"}, 400),
     ],
 )
-async def test_what_only_a_model_here_can(
+async def test_routes_only_for_local_models(
     method: str, path: str, body: dict[str, Any], status: int
 ) -> None:
     async with beside(fields={"apis": ("chat", "responses")}) as (router, server):

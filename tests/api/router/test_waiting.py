@@ -1,4 +1,4 @@
-"""Requests that wait for their model: what they are told, and for how long they wait."""
+"""Requests that wait for their model: their events and their time limit."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_model_that_cannot_be_loaded_after_the_answer_has_begun() -> Non
             assert event["error"]["message"] == "It is broken."
 
 
-async def test_what_the_model_refuses_after_the_answer_has_begun() -> None:
+async def test_refusals_after_the_answer_has_begun() -> None:
     body = {**TELLING, "messages": [{"role": "user", "content": "long " * 2000}]}
     async with routed({"one": None}) as router, streaming(router, body) as next_chunk:
         assert await next_chunk() == ":\n\n"
@@ -113,7 +113,7 @@ async def test_what_the_model_refuses_after_the_answer_has_begun() -> None:
         assert event["error"]["code"] == "context_length_exceeded"
 
 
-async def test_what_is_wrong_in_itself_is_refused_before_the_model_is_loaded() -> None:
+async def test_invalid_requests_are_refused_before_loading() -> None:
     async with routed({"one": None}) as router:
         answer = await router.client.post("/v1/chat/completions", json={**STREAM, "messages": 5})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")

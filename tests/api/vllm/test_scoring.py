@@ -23,7 +23,7 @@ from trioserve.testing import ScriptedBackend
 DOCUMENTS = ["a cat", "dog", "the mat"]
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 LABELS = ["calm", "glad", "sad"]
-#: What rounding changes.
+#: Tolerance of rounding.
 CLOSE = 1e-4
 
 
