@@ -1,4 +1,4 @@
-"""The app: what is there while the model loads, and how it ends."""
+"""The app: routes while the model loads, and the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile media in requests: the part is named, a stream beside goes on, and all is free after."""
+"""Hostile media in requests: the refusal names the part, and other streams continue."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def named_image(id_: str) -> dict[str, Any]:
 
 IMAGE = ("/v1/messages", named_image, "messages[0].content[0].source.file_id")
 
-#: What a request must not reach, where any host may be fetched from.
+#: Addresses that no request may reach, even if all hosts are allowed.
 INSIDE = (
     "http://localhost/x.png",
     "http://127.0.0.1/x.png",

@@ -66,7 +66,7 @@ def text(said: str) -> Message:
 def chats(one: Message, other: Message) -> dict[str, list[Message]]:
     """Conversations with media in all places."""
     user, assistant = "user", "assistant"
-    turns = [{"role": assistant, "content": "ba be bi"}, {"role": user, "content": "Go on, du da."}]
+    turns = [{"role": assistant, "content": "ba be bi"}, {"role": user, "content": "Then du da."}]
     return {
         "before the text": [{"role": user, "content": [one, text("What is\nthis?")]}],
         "after it": [{"role": user, "content": [text("What is this?"), one]}],
@@ -168,7 +168,7 @@ def with_parts(messages: list[Message], write: Callable[[Message], Message]) -> 
 
 
 def test_the_same_answers_in_other_apis(tmp_path: Path) -> None:
-    """What is said, and the tokens of the prompt, as they are counted before and after."""
+    """Get the text, and the tokens of the prompt as counted before and after."""
     pair = write_pair(tmp_path, "gemma3")
     requests: list[tuple[str, str, dict[str, Any]]] = []
     limit = {"temperature": 0, "max_tokens": 12, "max_output_tokens": 12}

@@ -1,4 +1,4 @@
-"""What a server does, on the vocabularies of many models: all that depends on what tokens are.
+"""Answers of a server on the vocabularies of many models, where they depend on the tokens.
 
 Two small vocabularies are always there. Those of llama.cpp's sources are tested where these are:
 see `tests.support.vocabularies`. The weights are random.

@@ -1,4 +1,4 @@
-"""What programs may call (`TOOLS`), and the protocol by the official SDK."""
+"""The tools of the MCP server (`TOOLS`), and the protocol by the official SDK."""
 
 from __future__ import annotations
 

@@ -83,6 +83,7 @@ class Candidates(Sequence[TokenProb]):
         return cls(ids, [each.logprob for each in candidates], pieces.__getitem__)
 
     def named(self, piece_of: Callable[[TokenId], bytes]) -> Candidates:
+        """Get the same candidates with the pieces of another function."""
         return Candidates(self._ids, self._logprobs, piece_of)
 
     def __len__(self) -> int:

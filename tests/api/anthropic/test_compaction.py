@@ -222,7 +222,7 @@ def compaction(content: str, **fields: Any) -> dict[str, Any]:
         ),
     ],
 )
-async def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+async def test_a_refusal_names_the_parameter(fields: dict[str, Any], param: str) -> None:
     async with serve(Model()) as client:
         answer = await client.post(
             "/v1/messages", json={"max_tokens": 9, "messages": talk(1), **fields}

@@ -240,7 +240,7 @@ class Form:
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Find the boundary of a form. Raises InvalidRequestError: the body is no form."""
+    """Find the boundary of a form. Raises InvalidRequestError: the body has no valid boundary."""
     kind, options = parse_options_header(content_type)
     boundary = options.get("boundary", "")
     if kind != "multipart/form-data" or not boundary or not boundary.isascii():

@@ -436,7 +436,7 @@ def choose_id(offered: str | None) -> str:
 
 
 def _waited(value: str) -> float:
-    """Read seconds; 0: it is no number. A client can only make its own time shorter."""
+    """Read seconds, 0 for other text. A client can only make its own time shorter."""
     return float(value) if _SECONDS.fullmatch(value) else 0.0
 
 
