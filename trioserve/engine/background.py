@@ -31,15 +31,10 @@ class Background:
 
     #: What the background may add to the time of the others.
     SHARE = 0.25
-    #: A step without the background counts as at most this many times what it took before: other
-    #: threads may have had the core. If that made the pace slower, the background would get more.
-    MOST = 1.2
     #: A factor for estimates of longer steps: a step that takes longer than estimated is a gap.
     CAUTION = 1.2
     #: Tokens that readers may be ahead; fewer than they hold before they send all at once.
     AHEAD = 12
-    #: How many times as large as any before a step may be.
-    GROWTH = 2
     #: Seconds of a step without others that has prompts. A request that arrives waits for its end.
     ALONE_S = 0.1
     #: From this depth on, prompts get at least a tile: less would take more time than it saves.
@@ -58,10 +53,8 @@ class Background:
         self.is_alone = False
         self._prompt_s = 0.0  # for each token of a prompt, in steps without others
         self._most_s = 0.0  # the bound of the credit
-        self._largest = 1  # cells of a step so far
         self._was_beside = self._was_paced = False  # the last step
-        self._n_turns = 0
-        self._turns: dict[int, int] = {}  # by slot: the number of the last turn that it had
+        self._last_turn = -1  # the slot of the last stream that was in a step
         self._was_prefill = False  # the last turn that was too short for all was for prompts
 
     def share(self, slots: Sequence[Slot]) -> tuple[Sequence[Slot], int]:
@@ -93,18 +86,16 @@ class Background:
         streams, n_prefill = self._choose(behind, n_rows, plain_s)
         if not streams and not n_prefill:
             return others, 0
-        for slot in streams:
-            self._n_turns += 1
-            self._turns[slot.id] = self._n_turns
+        if streams:
+            self._last_turn = streams[-1].id
         prompts = [slot for slot in behind if not slot.in_decode] if n_prefill else []
         return [*others, *streams, *prompts], n_prefill
 
     def _choose(self, behind: list[Slot], n_rows: int, plain_s: float) -> tuple[list[Slot], int]:
         """Choose streams of the background, and how many tokens its prompts get."""
         streams = [slot for slot in behind if slot.in_decode]
-        streams.sort(key=lambda slot: self._turns.get(slot.id, 0))
-        # Steps grow slowly at first: a guess of what many rows take may be far off.
-        n_most = max(1, self.GROWTH * self._largest - n_rows)
+        streams.sort(key=lambda slot: slot.id <= self._last_turn)
+        n_most = max(1, self.costs.largest_step - n_rows)
         streams = _fitting(streams, n_most)
         n_stream = sum(slot.n_pending for slot in streams)
         n_prompt = sum(slot.n_pending for slot in behind if not slot.in_decode)
@@ -159,11 +150,9 @@ class Background:
         known_s = self.costs.seconds(n_others) if n_others else 0.0
         if n_others == n_cells:
             plain_s = interval
-            self.costs.observe(n_cells, min(interval, self.MOST * known_s) if known_s else interval)
         else:
             plain_s = min(interval, known_s)
-            self.costs.observe(n_cells, interval)
-        self._largest = max(self._largest, n_cells)
+        self.costs.observe(n_cells, interval)
         if self.pace and self._was_paced:
             credit = max(0.0, self._credit_s + self.pace - interval)
         else:  # readers are not ahead, and there may be a debt
