@@ -13,7 +13,6 @@ from tests.support.engine_harness import Harness
 from trioserve.bench.stats import percentile
 from trioserve.engine.background import Background
 from trioserve.engine.queue import AGEING_S
-from trioserve.engine.strategy import TILE
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.types import Chunk, Finished, Preempted
 
@@ -125,21 +124,39 @@ def test_alone_the_background_is_like_others() -> None:
     assert n_steps[0] == n_steps[1]
 
 
-@pytest.mark.parametrize("row_ms", [3.0, 0.3, 0.03])
-def test_a_request_waits_little_for_prompts_of_the_background(row_ms: float) -> None:
-    def cost(n_rows: int) -> float:
-        return 1.0 + row_ms * n_rows
+def test_without_others_prompts_of_the_background_do_not_wait_for_streams() -> None:
+    n_steps = {}
+    for priority in (0, -1):
+        machine = Machine(n_batch=512)
+        machine.submit(1, "1", priority=priority)
+        while not machine.n_tokens(1):
+            machine.step()
+        machine.submit(2, "2" * 200, priority=priority)
+        before = machine.backend.n_decodes
+        while not machine.n_tokens(2):
+            machine.step()
+        n_steps[priority] = machine.backend.n_decodes - before
+    assert n_steps[-1] == 2 < n_steps[0] / 2  # two: nothing has said what prompts take
 
-    machine = Machine(cost, n_batch=4096)
-    for n in range(101, 109):
+
+def test_a_request_that_arrives_ends_a_step_of_the_background_alone() -> None:
+    machine = Machine(n_batch=4096)
+    arrivals = iter(range(1, 3))
+    for n in range(101, 105):
         machine.submit(n, f"{n}" * 100, max_tokens=8, priority=-100)
-    ends = [0.0]
-    while machine.step():
-        ends.append(machine.seconds)
-    longest_ms = 1e3 * max(end - begin for begin, end in itertools.pairwise(ends))
-    assert longest_ms <= max(cost(TILE + 8), 1.1e3 * Background.ALONE_S)
-    # Of 2,400 tokens, as many fit into a step as may be.
-    assert len(ends) <= 10 + max(1, cost(2400) / min(longest_ms, 1e3 * Background.ALONE_S)) * 1.2
+
+    def arrive(_: ScriptedBackend) -> None:
+        if (task_id := next(arrivals, 0)) != 0:
+            machine.submit(task_id, f"{task_id} interactive", max_tokens=5)
+
+    machine.backend.on_decode = arrive
+    machine.step()
+    assert machine.backend.n_decoded == 0, "the first one ends it"
+    machine.step()
+    assert machine.n_tokens(1) == 1, "now it is not alone"
+    machine.run()
+    for task_id in (1, 2, *range(101, 105)):
+        assert machine.text(task_id) == endless("")[: machine.finish(task_id).timings.predicted_n]
 
 
 def test_the_streams_of_the_background_take_turns() -> None:

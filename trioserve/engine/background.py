@@ -14,10 +14,10 @@ from trioserve.engine.strategy import MIN_TOKENS, TILE
 class Background:
     """Lets requests with a priority below 0 into steps, beside those of others.
 
-    Without others, they are like others, but for their prompts: those get no more of a step than a
-    request may wait that arrives in it. Beside others, they get a share of the time. They are in
-    a step when the share pays for all of their streams, and for a tile of their prompts. Where more
-    rows cost nearly nothing, that is each step. Elsewhere, readers of others get their tokens at
+    Without others, its prompts get as much of a step as where nothing decodes, because nobody
+    waits for its streams; a request that arrives ends the step. Beside others, it gets a share of
+    the time, and is in a step when the share pays for all of its streams, and for a tile of its
+    prompts. Where more rows cost nearly nothing, that is each step. Elsewhere, readers of others get their tokens at
     a pace that is slower than the steps, which gives a credit: the time that these tokens are ahead
     of their readers. Once it pays for a longer step, the background is in one::
 
@@ -31,16 +31,13 @@ class Background:
 
     #: What the background may add to the time of the others.
     SHARE = 0.25
+    #: A step without the background counts as at most this many times what it took before: other
+    #: threads may have had the core. If that made the pace slower, the background would get more.
+    MOST = 1.2
     #: A factor for estimates of longer steps: a step that takes longer than estimated is a gap.
     CAUTION = 1.2
     #: Tokens that readers may be ahead; fewer than they hold before they send all at once.
     AHEAD = 12
-    #: Seconds of a step without others that has prompts. A request that arrives waits for its end.
-    ALONE_S = 0.1
-    #: From this depth on, prompts get at least a tile: less would take more time than it saves.
-    DEEP = 512
-    #: Share of a new measurement of its prompts in the average.
-    WEIGHT = 0.3
 
     def __init__(self) -> None:
         self.costs = StepCosts()
@@ -51,7 +48,6 @@ class Background:
         self.is_beside = False
         #: In this step, only the background has something to do.
         self.is_alone = False
-        self._prompt_s = 0.0  # for each token of a prompt, in steps without others
         self._most_s = 0.0  # the bound of the credit
         self._was_beside = self._was_paced = False  # the last step
         self._last_turn = -1  # the slot of the last stream that was in a step
@@ -64,8 +60,8 @@ class Background:
             slots: all that have something to do.
 
         Returns:
-            Those that may be in it, and how many tokens prompts of the background get, in place of
-            other prompts.
+            Those that may be in it, and how many tokens prompts of the background get beside
+            others, in place of their prompts.
         """
         behind, others = list[Slot](), list[Slot]()
         for slot in slots:
@@ -75,7 +71,7 @@ class Background:
         self.is_beside, self.is_alone = bool(behind and others), bool(behind and not others)
         if not self.is_beside:
             self._credit_s, self._was_beside, self._was_paced = 0.0, False, False
-            return slots, self._prompt_tokens_alone(behind)
+            return slots, 0
         n_rows = sum(slot.n_pending for slot in others if slot.in_decode) or 1
         plain_s = self.costs.seconds(n_rows)
         step_s = (1 + self.SHARE) * plain_s
@@ -120,20 +116,6 @@ class Background:
             return [], min(n_prompt, max(MIN_TOKENS, n_fitting))
         return _fitting(streams, n_fitting), 0
 
-    def _prompt_tokens_alone(self, behind: Sequence[Slot]) -> int:
-        """How many tokens prompts get in a step without others; 0: there are none."""
-        depths = [slot.n_held for slot in behind if not slot.in_decode]
-        if not depths:
-            return 0
-        least = MIN_TOKENS if self._prompt_s and max(depths) < self.DEEP else TILE
-        return max(least, int(self.ALONE_S / self._prompt_s) if self._prompt_s else 0)
-
-    def observe_alone(self, n_prompt: int, seconds: float) -> None:
-        """Learn from a step without others, in which prompts had `n_prompt` tokens."""
-        if n_prompt >= MIN_TOKENS:
-            seconds /= n_prompt
-            self._prompt_s += (self.WEIGHT if self._prompt_s else 1.0) * (seconds - self._prompt_s)
-
     def observe(self, n_cells: int, n_others: int, seconds: float, interval: float) -> float:
         """Learn from a step beside others.
 
@@ -150,9 +132,10 @@ class Background:
         known_s = self.costs.seconds(n_others) if n_others else 0.0
         if n_others == n_cells:
             plain_s = interval
+            self.costs.observe(n_cells, min(interval, self.MOST * known_s) if known_s else interval)
         else:
             plain_s = min(interval, known_s)
-        self.costs.observe(n_cells, interval)
+            self.costs.observe(n_cells, interval)
         if self.pace and self._was_paced:
             credit = max(0.0, self._credit_s + self.pace - interval)
         else:  # readers are not ahead, and there may be a debt

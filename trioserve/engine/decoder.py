@@ -240,16 +240,20 @@ class Threads:
 class Interrupts:
     """Ends a batch early when the task is cancelled that has at least half of it.
 
-    What others lose has to be computed again, so they lose no two batches in a row.
+    One of the background alone also ends when another request arrives. What is lost has to be
+    computed again, so no two batches in a row are ended that others need.
 
     Args:
         interrupt: ends the batch that runs, from any thread.
-        is_cancelled: whether a cancel of a task has arrived that the step has not taken.
+        has_come: see `Inbox.has_come`.
     """
 
-    def __init__(self, interrupt: Callable[[], None], is_cancelled: Callable[[int], bool]) -> None:
-        self._interrupt, self._is_cancelled = interrupt, is_cancelled
+    def __init__(
+        self, interrupt: Callable[[], None], has_come: Callable[[int | None, bool], bool]
+    ) -> None:
+        self._interrupt, self._has_come = interrupt, has_come
         self._task_id: int | None = None
+        self._yields = False
         #: The last batch was.
         self.was_interrupted = False
 
@@ -263,22 +267,22 @@ class Interrupts:
             self.was_interrupted = True
             raise
         finally:
-            self._task_id = None
+            self._task_id, self._yields = None, False
 
-    def begin(self, task_id: int, n_cells: int, n_others: int) -> None:
+    def begin(self, task_id: int, n_cells: int, n_others: int, *, yields: bool = False) -> None:
         """Note which task has most of the batch: it has `n_cells`, and the others `n_others`.
 
-        A cancel that arrived after the step had taken its commands, and before this note,
-        interrupted nothing. So look for one after the note: each cancel is in the inbox by then,
-        or finds the note.
+        With `yields`, the batch is of the background alone. A command that arrived after the step
+        had taken its commands, and before this note, interrupted nothing. So look for one after the
+        note: each is in the inbox by then, or finds the note.
 
         Raises DecodeInterruptedError: there is one, so the batch need not be computed.
         """
-        if n_cells < n_others or (n_others and self.was_interrupted):
-            return
-        self._task_id = task_id
-        if self._is_cancelled(task_id):
-            raise DecodeInterruptedError("The task was cancelled before its batch.")
+        self._yields = yields and not self.was_interrupted
+        if n_cells >= n_others and not (n_others and self.was_interrupted):
+            self._task_id = task_id
+        if self._has_come(self._task_id, self._yields):
+            raise DecodeInterruptedError("A command came before the batch.")
 
     def cancel(self, task_id: int) -> None:
         """End the batch if most of it is of this task. From any thread.
@@ -286,6 +290,11 @@ class Interrupts:
         If that crosses with its end, the next one is ended, and begins again.
         """
         if task_id == self._task_id:
+            self._interrupt()
+
+    def arrive(self) -> None:
+        """End the batch if it yields. From any thread."""
+        if self._yields:
             self._interrupt()
 
 
@@ -347,5 +356,6 @@ class BatchDecoder:
         largest = max(plan.others, key=lambda piece: piece.n_cells)
         assert largest.slot.request is not None
         task_id, n_cells = largest.slot.request.task.id, largest.n_cells
-        if n_cells >= MIN_INTERRUPTED:
-            self._interrupts.begin(task_id, n_cells, plan.n_cells - n_cells)
+        if n_cells >= MIN_INTERRUPTED or plan.yields:
+            n_others = plan.n_cells - n_cells
+            self._interrupts.begin(task_id, n_cells, n_others, yields=plan.yields)

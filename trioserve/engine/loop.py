@@ -114,10 +114,13 @@ class Inbox:
             commands, self.commands = self.commands, []
         return commands
 
-    def has_cancel(self, task_id: int) -> bool:
-        """True if a cancel of a task is here that was not taken yet."""
+    def has_come(self, task_id: int | None, or_task: bool) -> bool:
+        """True if a cancel of a task was not taken yet, or a task that is not of the background."""
         with self._arrived:
-            return Cancel(task_id) in self.commands
+            commands = [*self.commands]
+        if task_id is not None and Cancel(task_id) in commands:
+            return True
+        return or_task and any(isinstance(c, Submit) and c.task.priority >= 0 for c in commands)
 
 
 #: Seconds that the inference thread sleeps after a first token. Otherwise the event loop competes
@@ -155,7 +158,7 @@ class EngineLoop(abc.ABC):
         self.encoder: MediaEncoder | None = None
         if self.projector is not None:
             self.encoder = MediaEncoder(self.projector, self.inbox.put)
-        self._interrupts = Interrupts(backend.interrupt, self.inbox.has_cancel)
+        self._interrupts = Interrupts(backend.interrupt, self.inbox.has_come)
         self._n_batch = backend.n_batch
         self._counters = EngineCounters()
         #: The failure that stopped the engine; its cause is the original exception.
@@ -196,8 +199,13 @@ class EngineLoop(abc.ABC):
     # -- from the event loop's thread
 
     def submit(self, task: Task | EmbeddingTask) -> None:
-        """Run a task that `check` has let through. Its events come out of `take`."""
+        """Run a task that `check` has let through. Its events come out of `take`.
+
+        A batch of the background alone ends, unless the task is of the background, too.
+        """
         self.inbox.put(Submit(task))
+        if task.priority >= 0:
+            self._interrupts.arrive()
 
     def cancel(self, task_id: int) -> None:
         """Drop a task: its place is free when the next step begins. No event follows.

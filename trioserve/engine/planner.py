@@ -152,6 +152,8 @@ class StepPlan:
         self.may_repeat = False
         #: The number of next steps that may be the same; see `repeat`.
         self.n_left = 0
+        #: All of it is the background's, so that it ends when another request arrives.
+        self.yields = False
         #: The part of it that is not the background's, if there is both at work.
         self.ahead: StepPlan | None = None
         self.adapters: Adapters = ()  # that all of its requests have
@@ -308,6 +310,7 @@ class Planner:
         plan = self._plan(active, n_background)
         if self.turns is not None:
             plan.adapters = self.turns.current
+        plan.yields = background.is_alone
         if background.is_beside:
             plan.ahead = plan.without_background()
             plan.pace = background.pace
@@ -354,7 +357,8 @@ class Planner:
             shares: Sequence[int] = share_out(pending, min(n_background, budget))
         else:
             self._report_quiet()
-            shares = self._strategy.share(pending, n_decode, budget)
+            n_watched = 0 if self.background.is_alone else n_decode
+            shares = self._strategy.share(pending, n_watched, budget)
         if not any(shares) and not has_streams:  # the decoding slots are of another turn
             shares = self._strategy.share(pending, 0, budget)
         shared = [(slot, n) for slot, n in zip(prompts, shares, strict=True) if n]
@@ -391,8 +395,6 @@ class Planner:
         if plan.ahead is not None:
             n_others = ahead.n_cells
             seconds = self.background.observe(plan.n_cells, n_others, seconds, interval)
-        elif self.background.is_alone:
-            self.background.observe_alone(plan.n_prefill, seconds)
         if not ahead.n_cells:
             return
         n_cells, before = self._held_up
