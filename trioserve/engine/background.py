@@ -17,9 +17,10 @@ class Background:
     Without others, its prompts get as much of a step as where nothing decodes, because nobody
     waits for its streams; a request that arrives ends the step. Beside others, it gets a share of
     the time, and is in a step when the share pays for all of its streams, and for a tile of its
-    prompts. Where more rows cost nearly nothing, that is each step. Elsewhere, readers of others get their tokens at
-    a pace that is slower than the steps, which gives a credit: the time that these tokens are ahead
-    of their readers. Once it pays for a longer step, the background is in one::
+    prompts. Where more rows cost nearly nothing, that is each step. Elsewhere, readers of others
+    get their tokens at a pace that is slower than the steps, which gives a credit: the time that
+    these tokens are ahead of their readers. Once it pays for a longer step, the background is in
+    one::
 
         step     | others | others | others | others and background         |
         tokens            a        b        c                               d
