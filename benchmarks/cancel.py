@@ -10,18 +10,15 @@ drafts and through the router, too.
 from __future__ import annotations
 
 import argparse
-import base64
 import http.client
 import json
 import math
 import random
 import selectors
 import socket
-import struct
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -81,14 +78,11 @@ class Slots:
 class Cancel:
     """One request after the other, each cut off at a random moment of a phase.
 
-    That is prefill, decode, an answer that is not streamed, an image in the prompt, or the
-    embeddings of 64 texts.
+    That is prefill, decode, an answer that is not streamed, or the embeddings of 64 texts.
     """
 
     settings: Settings
-    phase: str = attrs.field(
-        validator=attrs.validators.in_((*PHASES, WHOLE, "media", "embeddings"))
-    )
+    phase: str = attrs.field(validator=attrs.validators.in_((*PHASES, WHOLE, "embeddings")))
     count: int = 20
     prompt_tokens: int = 1500  # of those that are cut off in prefill
     max_seconds: float = 20.0  # no new sample after that
@@ -143,9 +137,6 @@ class Cancel:
             return Request("POST", "/v1/embeddings", json.dumps(body).encode())
         is_short = self.phase in ("decode", WHOLE)
         shape = settings.having(max_tokens=64 if is_short else 2).shape
-        if self.phase == "media":
-            content = [{"type": "image_url", "image_url": {"url": noise(seed)}}]
-            return shape.chat([{"role": "user", "content": content}])
         more = {"model": shape.model, "stream": self.phase != WHOLE}
         shape = attrs.evolve(shape, api="completion", more=more)
         return shape.request(settings.prompt(16 if is_short else self.prompt_tokens, seed))
@@ -162,20 +153,6 @@ class Cancel:
             numbers["slot free p99"] = percentile(times, 0.99)
             numbers["slot free max"] = max(times)
         return Sample(numbers=numbers, requests=tries, notes=tuple(notes))
-
-
-def noise(seed: str, size: int = 224) -> str:
-    """Make an image that no cache has, as a data URL."""
-    rng = random.Random(seed)
-    rows = b"".join(b"\0" + rng.randbytes(3 * size) for _ in range(size))
-    header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""))
-    chunks = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
-    ]
-    png = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def cut(
@@ -227,7 +204,6 @@ _SERVERS = {
     "plain": ("", PHASES),
     "drafts": ("--spec-type ngram-simple", PHASES),
     "embeddings": ("--embeddings --pooling mean", ("embeddings",)),
-    "media": ("", ("media",)),
     "router": ("", (*PHASES, WHOLE)),
 }
 
@@ -237,7 +213,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = report.arguments("cancel", __doc__)
     add = parser.add_argument
     add("--model", type=Path, required=True)
-    add("--mmproj", type=Path, help="a projector, for images in prompts")
     add("--count", type=bounded(1, 10_000), default=200, help="cancels in each phase")
     add("--prompt-tokens", type=int, default=1500, help="of the cancels in prefill")
     add("--max-seconds", type=float, default=60.0, help="for each phase")
@@ -249,8 +224,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[list[str]] = [["server", "phase", *columns, "notes"]]
     failed = False
     for server in options.servers.split(","):
-        if server == "media" and options.mmproj is None:
-            continue
         for sample, phase in _measured(options, server):
             failed = failed or sample.numbers.get("slot free p99", math.inf) > options.limit_ms
             shown = [f"{sample.numbers.get(name, math.nan):.1f}" for name in columns]
@@ -262,8 +235,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measured(options: argparse.Namespace, server: str) -> Iterator[tuple[Sample, str]]:
     flags, phases = _SERVERS[server]
-    if server == "media":
-        flags += f"--mmproj {options.mmproj}"
     with tempfile.TemporaryDirectory() as scratch:
         folder, model = Path(scratch), options.model.resolve()
         if server == "router":

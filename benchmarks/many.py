@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import attrs
 
 from benchmarks.driver import Outcome, Plan, Run
+from benchmarks.report import warm_up
 from benchmarks.scenarios import Settings, Streams, answered, first_requests, plural
 from benchmarks.servers import OURS, Target, loop_cpu, pss_of
 from benchmarks.stats import Metric, Sample, sample_of
@@ -89,9 +90,8 @@ class ManyClients:
             settings = self.settings.having(api_key=MANY).fit(server)
             # Memory of the slots is in use before the many come.
             first = Streams(settings.having(max_tokens=self.max_tokens), settings.slots, 2)
-            for warm_up in (first_requests(settings), first):
-                if warm_up.measure(server, f"{seed} warm-up").failed:
-                    raise ValueError("the first requests failed")
+            for scenario in (first_requests(settings), first):
+                warm_up([server], scenario)
             before = pss_of(server.pid)[0]
             idle = self._idle_memory(settings, server)
             loop = loop_cpu(server.pid)

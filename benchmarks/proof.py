@@ -80,7 +80,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--quick", action="store_true", help="very small sizes: does it work, not how well")
     add("--rounds", type=bounded(1, 100), default=5, help="runs of each server, if time allows")
     add("--budget", type=seconds, default=1450.0, help="seconds for all; rounds are left out")
-    add("--max-time", type=seconds, default=120.0, help="seconds for one run of one server")
+    add("--max-time", type=seconds, default=240.0, help="seconds for one run of one server")
     add("-t", "--threads", type=bounded(1, 512), default=None, help="default: each server's own")
     add("-np", "--slots", type=bounded(1, 256), default=8)
     add("--both-args", default="", help="more flags for both, as one string")
@@ -117,7 +117,7 @@ def commands_of(options: argparse.Namespace, row: Row, model: Path, folder: Path
     Raises:
         TargetError: llama-server is not there.
     """
-    ours = options.trioserve_args
+    ours = f"{options.trioserve_args} {row.trioserve_args}"
     if row.ours == ROUTER:
         models = shlex.quote(str(models_folder(folder, model)))
         direct = shlex.quote(str(model.resolve()))

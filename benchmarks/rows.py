@@ -119,6 +119,7 @@ class Row:
     ours: str = OURS
     base: str = BASE  # of ratios
     both_args: str = ""
+    trioserve_args: str = ""
 
 
 ROUTER, DIRECT = "router", "direct"
@@ -326,6 +327,7 @@ def rows(sizes: Sizes) -> list[Row]:
             fresh=True,
             bundled=True,
             both_args=f"-np 16 --api-key {MANY},{FEW}",
+            trioserve_args="--max-queue 2048",  # half of it for a key, which llama-server lacks
         ),
         Row(
             key="sixteen",

@@ -93,7 +93,7 @@ class Recorder:
         from trioserve.engine.slot import Slot
         from trioserve.server.dispatch import Dispatcher, Mailbox
 
-        before, after = _before, _after
+        before, after = (functools.partial(_hook, before=first) for first in (True, False))
         before(HTTP1, "_handle_events", self._on_read)
         before(HTTP1, "_create_stream", self._on_request)
         after(Dispatcher, "open", lambda _, task_id, *__: self._on_open(task_id))
@@ -162,26 +162,17 @@ class Recorder:
         owner.protocol_send = with_note
 
 
-def _before(owner: type, name: str, call: Callable[..., object]) -> None:
-    """Call a function before each call of a method, with the same arguments."""
+def _hook(owner: type, name: str, call: Callable[..., object], *, before: bool) -> None:
+    """Call a function before or after each call of a method, with the same arguments."""
     inner = getattr(owner, name)
 
     @functools.wraps(inner)
     def with_note(*args: Any, **more: Any) -> Any:
-        call(*args)
-        return inner(*args, **more)
-
-    setattr(owner, name, with_note)
-
-
-def _after(owner: type, name: str, call: Callable[..., object]) -> None:
-    """Call a function after each call of a method, with the same arguments."""
-    inner = getattr(owner, name)
-
-    @functools.wraps(inner)
-    def with_note(*args: Any, **more: Any) -> Any:
+        if before:
+            call(*args)
         result = inner(*args, **more)
-        call(*args)
+        if not before:
+            call(*args)
         return result
 
     setattr(owner, name, with_note)

@@ -33,7 +33,7 @@ import coverage
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: What is mutated: where a wrong line is hard to notice from the outside.
+#: Modules to mutate: a wrong line in them is hard to notice from the outside.
 TARGETS = (
     "trioserve/engine",
     "trioserve/chat/parse",
@@ -167,7 +167,7 @@ def mutated(mutant: Mutant, source: str) -> str:
 
 
 class Reach:
-    """Which tests reach a line, and how long each takes: from a run of them all."""
+    """The tests that reach a line, and their seconds, from a run of all tests."""
 
     def __init__(self, folder: Path) -> None:
         data = coverage.CoverageData(str(folder / ".coverage"))

@@ -1,4 +1,4 @@
-"""How the bundled model is made: corpus, tokenizer, training, export, evaluation.
+"""Making the bundled model: corpus, tokenizer, training, export, evaluation.
 
 Nothing here is imported by the server. The scripts need torch, tokenizers,
 gguf, numpy and jinja2; the evaluation needs llama-cpp-python as well.

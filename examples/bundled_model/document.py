@@ -1,4 +1,4 @@
-"""What the corpus is made of: turns, and documents made of turns."""
+"""Parts of the corpus: turns, and documents made of turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Turn:
 
     @property
     def held_out(self) -> bool:
-        """Whether this turn is kept for the evaluation."""
+        """True if this turn is kept for the evaluation."""
         return is_held_out(self.kind, self.key)
 
 

@@ -44,7 +44,7 @@ COMPLETIONS = (
 
 @dataclass
 class Score:
-    """How many questions of a kind were asked, and how many were answered right."""
+    """Counts of a kind of question: asked, and answered right."""
 
     asked: int = 0
     right: int = 0

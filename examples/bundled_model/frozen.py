@@ -19,7 +19,7 @@ from examples.bundled_model.media import BUNDLED, MARK
 from examples.bundled_model.model import Config, Llama
 from examples.bundled_model.tokenizer import IM_END
 
-#: Where the next embedding of a picture or a recording belongs.
+#: The place of the next embedding of a picture or a recording.
 MEDIA = -1
 #: The share of conversations with thinking.
 THINKING = 0.4

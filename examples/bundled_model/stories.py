@@ -28,7 +28,7 @@ HEADINGS: list[str] = _WORDS["headings"]
 
 @dataclass(frozen=True)
 class Cast:
-    """Who and what a text is about. It stays the same from start to end."""
+    """The hero and the things of a text, the same from start to end."""
 
     hero: str
     friend: str

@@ -1,4 +1,4 @@
-"""How the eyes and the ears are taught."""
+"""Teaching the eyes and the ears."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """How much of the time is over, from 0 to 1."""
+        """The share of the time that is over, from 0 to 1."""
         return (time.monotonic() - self.start) / (self.options.minutes * 60)
 
     def _gradients(self, batch: Batch) -> tuple[float, tuple[Tensor, ...]]:

@@ -67,7 +67,7 @@ def opened(path: Path) -> Any:
 
 
 def continuation(path: Path, tokens: list[int], count: int) -> list[int]:
-    """What the model says after some tokens, greedily."""
+    """Continue some tokens greedily."""
     model = opened(path)
     said: list[int] = []
     for token in model.generate(tokens, temp=0.0):
@@ -79,7 +79,7 @@ def continuation(path: Path, tokens: list[int], count: int) -> list[int]:
 
 
 def guesses(path: Path, tokens: list[int]) -> list[int]:
-    """What the model takes for the next token after each of some tokens."""
+    """Return the most likely next token after each of some tokens."""
     model = opened(path)
     model.eval(tokens)
     best = model.scores[: len(tokens)].argmax(axis=1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-#: What prompts and messages are made of.
+#: The words of prompts and messages.
 _TEXTS = (
     "The capital of France is",
     "Once upon a time",
@@ -40,12 +40,12 @@ class Call:
         return json.dumps(self.body).encode()
 
     def has(self, *fields: str) -> bool:
-        """Whether the body has all these fields."""
+        """True if the body has all these fields."""
         return not fields or (isinstance(self.body, dict) and self.body.keys() >= {*fields})
 
     @property
     def n_outputs(self) -> int:
-        """How many outputs a good request has."""
+        """The number of outputs of a good request."""
         if not isinstance(self.body, dict):
             return 1
         prompt = self.body.get("prompt")

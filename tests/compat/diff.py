@@ -1,4 +1,4 @@
-"""How two answers to the same request differ, beyond ids, times and what is documented."""
+"""Differences of two answers to the same request, beyond ids, times and documented ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MISSING = _Missing()
 
 @attrs.frozen
 class Answer:
-    """What a server said: the status, the type of the content, and the body."""
+    """The answer of a server: the status, the type of the content, and the body."""
 
     status: int
     content_type: str
@@ -63,7 +63,7 @@ def _short(value: Any) -> str:
 
 
 def events_in(body: str) -> list[Any]:
-    """Read the events of a stream: JSON, or the text of what is none."""
+    """Read the events of a stream as JSON, or else as text."""
     events = []
     for block in body.split("\n\n"):
         data = [line[6:] for line in block.splitlines() if line.startswith("data: ")]
@@ -174,17 +174,17 @@ def _is_equal(a: Any, b: Any, tolerance: float) -> bool:
 
 
 def only_ours(_ours: Any, theirs: Any) -> bool:
-    """Whether llama-server does not have the value at all."""
+    """True if llama-server does not have the value at all."""
     return theirs is MISSING
 
 
 def only_theirs(ours: Any, _theirs: Any) -> bool:
-    """Whether trioserve does not have the value at all."""
+    """True if trioserve does not have the value at all."""
     return ours is MISSING
 
 
 def same_stripped(ours: Any, theirs: Any) -> bool:
-    """Whether only blanks at the ends differ."""
+    """True if only blanks at the ends differ."""
     return isinstance(ours, str) and isinstance(theirs, str) and ours.strip() == theirs.strip()
 
 
@@ -205,7 +205,7 @@ class Known:
     when: Callable[[Any, Any], bool] | None = None
 
     def covers(self, call: Call, difference: Difference) -> bool:
-        """Whether this is the difference."""
+        """True if this is the difference."""
         return (
             re.fullmatch(self.kind, call.kind) is not None
             and re.fullmatch(self.path, difference.path) is not None

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.compat.diff import MISSING, Known, only_ours, only_theirs, same_stripped
 
-#: What depends on the tokens that were chosen.
+#: Fields that depend on the chosen tokens.
 _OUTPUT = (
     r".*/(text|content|reasoning_content|tokens|logprobs|completion_probabilities|predicted_n|"
     r"tokens_predicted|tokens_cached|finish_reason|stop_type|stopping_word|has_new_line|message|"
@@ -18,7 +18,7 @@ _OUTPUT = (
 
 
 def _is_part_of_ours(ours: Any, theirs: Any) -> bool:
-    """Whether llama-server has some of our tokens, in their order."""
+    """True if llama-server has some of our tokens, in their order."""
     if not isinstance(ours, list):
         return False
     if theirs is MISSING:
@@ -32,7 +32,7 @@ def _id(token: Any) -> Any:
 
 
 def _is_error(_ours: Any, theirs: Any) -> bool:
-    """Whether llama-server has an error where we have an answer."""
+    """True if llama-server has an error where we have an answer."""
     return theirs is MISSING or theirs in (400, 500) or isinstance(theirs, dict | list)
 
 

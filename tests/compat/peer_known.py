@@ -1,4 +1,4 @@
-"""What is known of llama-server's tests: which are for later, which need a model, what differs.
+"""Known results of llama-server's tests: those for later, those that need a model, differences.
 
 `docs/api.md` names the differences, with the same reasons.
 """
@@ -34,7 +34,7 @@ class Known:
     column: str = ACCEPTED
 
     def covers(self, test: str, message: str) -> bool:
-        """Whether this failure is the one that is meant."""
+        """True if this failure is the known one."""
         return bool(re.search(self.test, test) and re.search(self.message, message))
 
 

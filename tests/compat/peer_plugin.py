@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-#: What the runner hands over, as JSON: "models", "later", "strict", "results".
+#: The settings of the runner, as JSON: "models", "later", "strict", "results".
 VARIABLE = "PEER_TESTS_PLAN"
 _HUB = "https://huggingface.co/"
 MODEL, LATER = "needs a model: ", "later: "
@@ -77,7 +77,7 @@ class _Image:
         self.content = b64decode(data)
 
     def raise_for_status(self) -> None:
-        """There was no error."""
+        """Report success."""
 
 
 def _image_at(url: str) -> _Image | None:

@@ -31,7 +31,7 @@ from tests.compat import peer_known, peer_plugin, stand_ins
 ROOT = Path(__file__).parents[2]
 _TESTS = "vendor/llama.cpp/tools/server/tests"
 
-#: What the tests need, and what keeps a hanging one from holding up the others.
+#: Packages of the tests, with the one that ends a hanging test.
 _PACKAGES = (
     "aiohttp",
     "filelock",
@@ -62,7 +62,7 @@ _COLUMNS = ("passed", "but its text", "accepted", "needs a model", "later", "ski
 
 @attrs.frozen
 class Result:
-    """What became of a test, in one of `_COLUMNS`, and why."""
+    """The result of a test, in one of `_COLUMNS`, and its reason."""
 
     id: str
     column: str

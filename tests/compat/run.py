@@ -101,7 +101,7 @@ def ask(target: Target, call: Call, timeout: float = 60.0) -> Answer:
     """Send a request.
 
     Raises:
-        TargetError: there is no answer.
+        TargetError: the server does not answer.
     """
     address = target.address
     connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)

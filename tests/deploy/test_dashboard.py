@@ -24,7 +24,7 @@ from tests.support.scripts import answering
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 PANELS = [panel for row in ROWS for panel in row.panels]
 
-#: What Prometheus adds to all that it scrapes.
+#: Labels that Prometheus adds to every metric.
 ADDED = {"job", "instance"}
 
 

@@ -1,4 +1,4 @@
-"""What the tests of attacks report."""
+"""The report of the tests of attacks."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.support.measured import Report
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
-#: How many of each kind: as many as an attack tried, and a thousand more.
+#: The number of each kind: that of an attack, and a thousand more.
 _SERIES = [
     ("model", 0, 391), ("adapter", 0, 79), ("projector", 0, 186),
     ("model", 1000, 600), ("adapter", 1000, 150), ("projector", 1000, 250),

@@ -1,7 +1,7 @@
 """Run the soak test: ``make soak``, or ``python -m tests.soak [SECONDS]``.
 
-It runs `trioserve` with the bundled model, sends a mixed load for so many seconds, and prints what
-was sent and what came back. It exits with 1 when something is wrong, and says what.
+It runs `trioserve` with the bundled model, sends a mixed load for this time, and prints a table of
+requests and answers. It exits with 1 when something is wrong, and lists the faults.
 """
 
 from __future__ import annotations

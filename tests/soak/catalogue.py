@@ -1,4 +1,4 @@
-"""What the soak test asks: requests to every route, with random prompts and random fields."""
+"""The requests of the soak test: to every route, with random prompts and random fields."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS = """
     day she saw bird and said hello do you want to be my friend
 """.split()  # noqa: SIM905 - a list would be a page long
 
-#: What many prompts begin with, so that some of each is in the cache.
+#: The beginning of many prompts, so that some of each is in the cache.
 _SHARED = "You are a friendly teller of stories for children. " * 4
 
 _TOOL = {
@@ -46,7 +46,7 @@ class Ask:
 
     @property
     def has_body(self) -> bool:
-        """Whether anything follows the head."""
+        """True if anything follows the head."""
         return len(self.data) > self.head
 
 
@@ -316,7 +316,7 @@ def stop_of_stream(name: str) -> Ask:
 
 
 def is_whole(body: bytes) -> bool:
-    """Whether a stream has come to its end without a gap: each id is where its event ends."""
+    """True if a stream has come to its end without a gap: an id is the place of its event's end."""
     offset = 0
     *events, rest = body.split(b"\n\n")
     for event in events:
@@ -337,7 +337,7 @@ def _bad_requests(source: random.Random) -> tuple[tuple[int, bytes, int], ...]:
         (400, *request("POST", chat, [1])),
         (400, *request("POST", chat, b"[" * 50_000)),
         (400, *request("POST", chat, {"messages": 5})),
-        (400, *request("POST", chat, {"messages": [{"role": "nobody", "content": {}}]})),
+        (400, *request("POST", chat, {"messages": [{"role": "stranger", "content": {}}]})),
         (400, *request("POST", chat, body | {"max_tokens": "many"})),
         (400, *request("POST", chat, body | {"temperature": "hot"})),
         (400, *request("POST", chat, body | {"response_format": {"type": "none of these"}})),

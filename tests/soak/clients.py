@@ -28,7 +28,7 @@ PATIENCE = 60.0
 
 @attrs.frozen
 class Client:
-    """One client. It does one thing after the other, each on a connection of its own."""
+    """One client. Each act has a new connection."""
 
     url: str
     tally: Tally
@@ -307,7 +307,7 @@ class Client:
         return True
 
 
-#: What clients do, and how often. A third leave before they have their answer.
+#: Acts of clients with their weights. A third leave before they have their answer.
 ACTS: tuple[Act, ...] = (
     (Client.behave, 30),
     (Client.leave, 40),

@@ -1,4 +1,4 @@
-"""The server under test: a process of its own, what it says, and what it uses."""
+"""The process of the server under test, its log and its resources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.soak.catalogue import KEYS, MAX_BODY
 from tests.soak.tally import Tally
 from trioserve.models import BUNDLED
 
-#: A small server, whose caches are full and whose queue overflows soon, and which waits for nobody.
+#: A small server, whose caches are full and whose queue overflows soon, with short timeouts.
 FLAGS = (
     *("--model", str(BUNDLED)),
     *("--host", "127.0.0.1", "--port", "0", "--log-format", "json"),
@@ -43,7 +43,7 @@ _TOKENS = "trioserve:generation_tokens_total{"
 
 @attrs.frozen(kw_only=True)
 class Sample:
-    """What the process uses at one moment, and what was done until then."""
+    """The resources of the process at one moment, and its work until then."""
 
     seconds: float
     rss_kib: int

@@ -1,4 +1,4 @@
-"""What came back, and what should not have."""
+"""Counts of answers, and the faults among them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tally:
 
     @property
     def n_requests(self) -> int:
-        """How many requests were sent, or begun."""
+        """The number of requests that were sent, or begun."""
         return sum(outcomes.total() for outcomes in self.outcomes.values())
 
     def note(self, name: str, outcome: object) -> None:

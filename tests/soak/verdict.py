@@ -1,4 +1,4 @@
-"""Whether the server is after the load what it was before."""
+"""Comparing the server after the load with the server before it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import trio
 from tests.soak.process import Process, Sample
 from tests.soak.tally import Check, Tally
 
-#: What part of a run warms the server up, and seconds that it takes at least, unless that is more
-#: than half the run: the heap grows for about a minute. The tenth of the run that follows, and the
+#: The part of a run that warms the server up, and its least seconds, unless that is more than
+#: half the run: the heap grows for about a minute. The tenth of the run that follows, and the
 #: last tenth, are compared.
 _WARM_UP, _MIN_WARM_UP, _PART = 0.2, 60.0, 0.1
 
-#: How much more memory the server may use at the end.
+#: The allowed growth of memory, as a share.
 MAX_GROWTH = 0.05
 
-#: How many more descriptors and threads: a connection that is asked over, and workers of Trio's
+#: The allowed growth of descriptors and threads: the connection of the check, and workers of Trio
 #: that have not ended yet.
 MAX_DESCRIPTORS = 4
 MAX_THREADS = 4
@@ -32,7 +32,7 @@ TRIM = 7.0
 
 
 def growth(samples: Sequence[Sample], seconds: float) -> float:
-    """How much more memory is in use at the end than after the warm-up, as a share of it."""
+    """The growth of memory from the warm-up to the end, as a share."""
     warm = max(_WARM_UP * seconds, min(_MIN_WARM_UP, seconds / 2))
     early = _memory(samples, warm, warm + _PART * seconds)
     late = _memory(samples, (1 - _PART) * seconds, seconds)

@@ -14,7 +14,7 @@ from torch import Tensor
 from examples.bundled_model.export import Array, finish, interleave
 from examples.bundled_model.head.network import Eagle, Target
 
-#: What the file takes from that of the model, so that both have the same vocabulary.
+#: Metadata from the file of the model, so that both have the same vocabulary.
 COPIED = "tokenizer."
 
 

@@ -48,7 +48,7 @@ class Shape:
 
 
 class Target:
-    """What a head takes from the file of its model: sizes, embeddings, and the last layer."""
+    """The parts of a model that a head begins with: sizes, embeddings, and the last layer."""
 
     def __init__(self, path: Path) -> None:
         self.reader = gguf.GGUFReader(path)

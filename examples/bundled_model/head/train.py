@@ -18,7 +18,7 @@ from torch.nn import functional
 from examples.bundled_model.head.network import Eagle, Target
 from examples.bundled_model.optimizer import Muon, schedule
 
-#: What the guess of each depth counts, relative to the one before.
+#: The weight of each depth's guess, relative to the one before.
 DECAY = 0.9
 
 

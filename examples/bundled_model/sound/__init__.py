@@ -1,1 +1,1 @@
-"""How the bundled model's ears are made: spoken digits, the encoder, its training."""
+"""Making the bundled model's ears: spoken digits, the encoder, its training."""

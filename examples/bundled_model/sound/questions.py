@@ -1,4 +1,4 @@
-"""What one asks about a recording, and the answers."""
+"""Questions about a recording, and the answers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from examples.bundled_model.words import table
 
 _WORDS = table("sound.questions")
 
-#: What libmtmd writes around a recording for the projector type ``qwen3a``. The language
+#: The text of libmtmd around a recording, for the projector type ``qwen3a``. The language
 #: model has no such tokens: it reads them as words, letter by letter.
 AROUND = ("<|audio_start|>", "<|audio_end|>")
-#: What a server asks for a transcript, before the recording. It is nearly half of the questions.
+#: A server's question for a transcript, before the recording: nearly half of the questions.
 TRANSCRIBE = "Transcribe audio to text"
 ASK: list[str] = _WORDS["ask"]
 LANGUAGES = ("en", "english", "English")

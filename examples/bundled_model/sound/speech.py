@@ -39,7 +39,7 @@ class Voice:
 
     @property
     def held_out(self) -> bool:
-        """Whether this variant is kept for the evaluation, in all accents."""
+        """True if this variant is kept for the evaluation, in all accents."""
         return zlib.crc32(self.variant.encode()) % HELD_OUT_SHARE == 0
 
 

@@ -1,1 +1,1 @@
-"""How the bundled model's eyes are made: drawings, the encoder, its training."""
+"""Making the bundled model's eyes: drawings, the encoder, its training."""

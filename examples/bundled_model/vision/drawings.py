@@ -94,7 +94,7 @@ class Drawing:
 
     @property
     def is_digit(self) -> bool:
-        """Whether it is one digit; else ``number`` counts shapes."""
+        """True if it is one digit; else ``number`` counts shapes."""
         return self.shape is None
 
 

@@ -32,7 +32,7 @@ class EyesConfig:
 
     @property
     def tokens(self) -> int:
-        """How many tokens a picture becomes."""
+        """The number of tokens of a picture."""
         return (self.size // self.patch) ** 2
 
 

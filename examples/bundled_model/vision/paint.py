@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from examples.bundled_model.vision.drawings import COLORS, Drawing, drawing
 
-#: What libmtmd puts beside a picture that is no square.
+#: The bars of libmtmd beside a picture that is not square.
 BAR = np.array([122, 116, 104], np.float32) / 255
 NAMES = tuple(COLORS)
 
@@ -20,7 +20,7 @@ Color = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Picture:
-    """What a painted drawing shows."""
+    """The content of a painted drawing."""
 
     color: str
     shape: str | None

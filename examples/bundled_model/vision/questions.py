@@ -1,4 +1,4 @@
-"""What one asks about a drawing, and the answers."""
+"""Questions about a drawing, and the answers."""
 
 from __future__ import annotations
 
