@@ -23,14 +23,10 @@ def messages(*parts: object) -> Messages:
     return parse_messages([{"role": "user", "content": list(parts)}])
 
 
-def test_text_stays_as_it_is() -> None:
+def test_text_and_markers_become_one_text() -> None:
     given = messages(text("a"), text("b"))
     marked = mark(given)
-    assert marked.messages == given
-    assert marked.split("rendered") == ["rendered"]
-
-
-def test_text_and_markers_become_one_text() -> None:
+    assert (marked.messages, marked.split("rendered")) == (given, ["rendered"])
     given = messages(
         text("a"), text("b"), media_part(CAT), media_part(DOG), text("c"), text(""), text("d")
     )
@@ -39,12 +35,10 @@ def test_text_and_markers_become_one_text() -> None:
     cat, dog = marked.media
     assert content == f"a\nb{cat}{dog}c\n\nd"
     assert marked.split(f"<user>{content}</user>") == ["<user>a\nb", CAT, DOG, "c\n\nd</user>"]
-
-
-def test_each_marker_stands_for_its_own() -> None:
-    marked = mark(messages(media_part(CAT), media_part(DOG)))
-    cat, dog = marked.media
     assert marked.split(f"{dog}, {cat}, {dog}") == [DOG, ", ", CAT, ", ", DOG]
+    with pytest.raises(UnsupportedFieldError) as caught:
+        marked.split(f"only {cat}")
+    assert caught.value.param == DOG.param
 
 
 def test_markers_cannot_be_guessed() -> None:
@@ -55,14 +49,6 @@ def test_markers_cannot_be_guessed() -> None:
     assert first != second
     content = marked.messages[0]["content"]
     assert marked.split(content) == [f"{first}\n<__media__>", CAT]
-
-
-def test_a_template_that_leaves_media_out_is_found() -> None:
-    marked = mark(messages(media_part(CAT), media_part(DOG)))
-    cat, _ = marked.media
-    with pytest.raises(UnsupportedFieldError) as caught:
-        marked.split(f"only {cat}")
-    assert caught.value.param == DOG.param
 
 
 def test_one_marker_for_all() -> None:

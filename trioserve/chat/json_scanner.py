@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import json
 import re
+from collections.abc import Generator, Iterator
 
 WHITESPACE = " \t\n\r"
 
@@ -31,34 +32,34 @@ class State(enum.Enum):
     FAILED = enum.auto()  # the last character cannot be part of a JSON value
 
 
-class _Expect(enum.Enum):
-    VALUE = enum.auto()
-    VALUE_OR_END = enum.auto()  # after "["
-    KEY = enum.auto()
-    KEY_OR_END = enum.auto()  # after "{"
-    COLON = enum.auto()
-    COMMA_OR_END = enum.auto()
+class _InvalidError(Exception):
+    """The next character cannot be part of the value."""
 
 
 class JsonScanner:
-    """Reads one JSON value. `text` is the part that has been read.
+    """Reads one JSON value, by generators that yield when they need more text.
 
     Control characters inside strings, which models write and JSON forbids, are taken and written
     as escapes to `text`.
+
+    Attributes:
+        state: of the value.
+        pending: the part of an escape that has been read, and is not in `text` yet.
     """
 
     def __init__(self) -> None:
         self.state = State.OPEN
-        self._parts: list[str] = []
-        self._taken = 0  # how much of the text `take` has given
-        self._expect = _Expect.VALUE
-        self._stack: list[str] = []
+        self.pending = ""
+        self._text, self._at = "", 0
+        self._is_final = False
         self._in_string = False
-        self._escape = ""  # the part of an escape so far, with the backslash
-        self._word = ""  # the part of a number or literal so far
+        self._parts: list[str] = []
+        self._taken = 0  # parts that `take` has given
+        self._reading = self._value(0)
 
     @property
     def text(self) -> str:
+        """The text that has been read."""
         return "".join(self._parts)
 
     @property
@@ -67,6 +68,7 @@ class JsonScanner:
         return self._in_string and self.state is State.OPEN
 
     def take(self) -> str:
+        """Return the text read since the last call."""
         fresh = "".join(self._parts[self._taken :])
         self._taken = len(self._parts)
         return fresh
@@ -77,129 +79,116 @@ class JsonScanner:
         While the state is open that is the end of the text. Later it is the first character after
         the value, or the one that cannot be part of it.
         """
-        while at < len(text) and self.state is State.OPEN:
-            if self._in_string:
-                at = self._read_string(text, at)
-            elif self._word:
-                at = self._read_word(text, at)
-            elif text[at] in WHITESPACE or self._accept(text[at]):
-                self._parts.append(text[at])
-                at += 1
-            else:
-                self.state = State.FAILED
-        return at
+        if self.state is not State.OPEN:
+            return at
+        self._text, self._at = text, at
+        try:
+            next(self._reading)
+        except StopIteration:
+            self.state = State.DONE
+        except _InvalidError:
+            self.state = State.FAILED
+        return self._at
 
     def finish(self) -> None:
         """End the text, which may complete a number."""
-        if self.state is State.OPEN and self._word:
-            self._end_word()
+        self._is_final = True
+        self.feed("")
         if self.state is State.OPEN:
             self.state = State.FAILED
 
-    def _read_string(self, text: str, at: int) -> int:
-        if self._escape:
-            return self._read_escape(text, at)
-        run = _STRING_RUN.match(text, at)
-        if run is not None:
-            self._parts.append(run.group())
-            return run.end()
-        character = text[at]
-        if character == "\\":
-            self._escape = character
-        elif character == '"':
-            self._parts.append(character)
-            self._in_string = False
-            if self._stack and self._expect in (_Expect.KEY, _Expect.KEY_OR_END):
-                self._expect = _Expect.COLON
+    def _keep(self, text: str) -> None:
+        self._parts.append(text)
+        self._at += len(text)
+
+    def _next(self, *, skips: bool = False) -> Generator[None, None, str]:
+        """Wait for the next character, perhaps after whitespace, without reading it."""
+        while True:
+            while self._at == len(self._text):
+                yield
+            character = self._text[self._at]
+            if not skips or character not in WHITESPACE:
+                return character
+            self._keep(character)
+
+    def _expect(self, characters: str, *, skips: bool = False) -> Generator[None, None, str]:
+        """Read one of the characters."""
+        character = yield from self._next(skips=skips)
+        if character not in characters:
+            raise _InvalidError
+        self._keep(character)
+        return character
+
+    def _value(self, depth: int) -> Iterator[None]:
+        first = yield from self._next(skips=True)
+        if first == '"':
+            yield from self._string()
+        elif first in "[{" and depth < MAX_DEPTH:
+            yield from self._container("]" if first == "[" else "}", depth)
+        elif first in _LITERALS:
+            for letter in _LITERALS[first]:
+                yield from self._expect(letter)
+        elif first in "-0123456789":
+            yield from self._number()
+        else:
+            raise _InvalidError
+
+    def _container(self, close: str, depth: int) -> Iterator[None]:
+        yield from self._expect("[{")
+        if (yield from self._next(skips=True)) == close:
+            self._keep(close)
+            return
+        end = ","
+        while end == ",":
+            if close == "}":
+                yield from self._string()
+                yield from self._expect(":", skips=True)
+            yield from self._value(depth + 1)
+            end = yield from self._expect(f",{close}", skips=True)
+
+    def _number(self) -> Iterator[None]:
+        word = ""
+        while True:
+            while self._at == len(self._text) and not self._is_final:
+                yield
+            character = self._text[self._at : self._at + 1]
+            if character not in _NUMBER_CHARACTERS:
+                break
+            word += character
+            self._keep(character)
+        if not _NUMBER.fullmatch(word):
+            raise _InvalidError
+
+    def _string(self) -> Iterator[None]:
+        yield from self._expect('"', skips=True)
+        self._in_string = True
+        while True:
+            character = yield from self._next()
+            if (run := _STRING_RUN.match(self._text, self._at)) is not None:
+                self._keep(run[0])
+            elif character == '"':
+                break
+            elif character == "\\":
+                yield from self._escape()
             else:
-                self._end_value()
-        else:
-            self._parts.append(f"\\u{ord(character):04x}")
-        return at + 1
+                self._parts.append(f"\\u{ord(character):04x}")
+                self._at += 1
+        self._keep('"')
+        self._in_string = False
 
-    def _read_escape(self, text: str, at: int) -> int:
-        """Read one character of an escape. It gets into the text when it is complete."""
-        character = text[at]
-        if len(self._escape) == 1:
-            fits = character in '"\\/bfnrtu'
-            complete = character != "u"
-        else:
-            fits = character in _HEX
-            complete = len(self._escape) == 5
-        if not fits:
-            self.state = State.FAILED
-            return at
-        self._escape += character
-        if complete:
-            self._parts.append(self._escape)
-            self._escape = ""
-        return at + 1
-
-    @property
-    def pending(self) -> str:
-        """The part of an escape that has been read, and is not in the text yet."""
-        return self._escape
-
-    def _read_word(self, text: str, at: int) -> int:
-        character = text[at]
-        literal = _LITERALS.get(self._word[0])
-        if literal is not None:
-            if literal[len(self._word)] != character:
-                self.state = State.FAILED
-                return at
-        elif character not in _NUMBER_CHARACTERS:
-            self._end_word()
-            return at
-        self._word += character
-        self._parts.append(character)
-        if self._word == literal:
-            self._end_word()
-        return at + 1
-
-    def _end_word(self) -> None:
-        word, self._word = self._word, ""
-        if word not in _LITERALS.values() and not _NUMBER.fullmatch(word):
-            self.state = State.FAILED
-        else:
-            self._end_value()
-
-    def _accept(self, character: str) -> bool:
-        """Take a character outside of strings and words, if it may come."""
-        expect = self._expect
-        if character in "]}":
-            may_end = (_Expect.VALUE_OR_END, _Expect.KEY_OR_END, _Expect.COMMA_OR_END)
-            if expect not in may_end or self._stack.pop() != {"]": "[", "}": "{"}[character]:
-                return False
-            self._end_value()
-            return True
-        if expect in (_Expect.VALUE, _Expect.VALUE_OR_END):
-            return self._begin_value(character)
-        if expect in (_Expect.KEY, _Expect.KEY_OR_END):
-            self._in_string = character == '"'
-            return self._in_string
-        if expect is _Expect.COLON:
-            self._expect = _Expect.VALUE
-            return character == ":"
-        self._expect = _Expect.KEY if self._stack[-1] == "{" else _Expect.VALUE
-        return character == ","
-
-    def _begin_value(self, character: str) -> bool:
-        if character in "[{":
-            self._stack.append(character)
-            self._expect = _Expect.VALUE_OR_END if character == "[" else _Expect.KEY_OR_END
-            return len(self._stack) <= MAX_DEPTH
-        if character == '"':
-            self._in_string = True
-            return True
-        if character in _LITERALS or character == "-" or character in "0123456789":
-            self._word = character
-            return True
-        return False
-
-    def _end_value(self) -> None:
-        self._expect = _Expect.COMMA_OR_END
-        if not self._stack:
-            self.state = State.DONE
+    def _escape(self) -> Iterator[None]:
+        self.pending = "\\"
+        self._at += 1
+        for characters in ('"\\/bfnrtu', _HEX, _HEX, _HEX, _HEX):
+            character = yield from self._next()
+            if character not in characters:
+                raise _InvalidError
+            self.pending += character
+            self._at += 1
+            if self.pending[1] != "u":
+                break
+        self._parts.append(self.pending)
+        self.pending = ""
 
 
 #: The beginnings of JSON values other than strings, and of Python's names for some.

@@ -38,23 +38,27 @@ def test_formats_without_reasoning_and_with_channels() -> None:
     assert thinking == Thinking(start="<|channel|>analysis<|message|>", end="<|end|>")
 
 
-def test_a_grammar_begins_after_reasoning() -> None:
-    def later(thinking: Thinking | None, reasoning_format: str = "auto") -> Grammar:
-        return after_thinking(JSON, families.HERMES_THINK, thinking, reasoning_format)
-
-    assert later(None) == JSON
-    assert later(THINK) == attrs.evolve(JSON, thinking=THINK)
-    assert later(BEGUN) == attrs.evolve(JSON, thinking=BEGUN)
-    assert later(THINK, "none") == JSON  # all of it is content
-    assert later(BEGUN, "none") == attrs.evolve(JSON, thinking=BEGUN)
+CALL = Grammar("tools", "{}", triggers=(("<tool_call>",),))
+KNOWS = attrs.evolve(JSON, triggers=(("</think>",), ("<tool_call>",)))
 
 
-def test_a_grammar_with_stages_of_its_own() -> None:
-    call = Grammar("tools", "{}", triggers=(("<tool_call>",),))
-    format = families.HERMES_THINK
-    assert after_thinking(call, format, THINK, "none") == attrs.evolve(call, thinking=THINK)
-    knows = attrs.evolve(JSON, triggers=(("</think>",), ("<tool_call>",)))
-    assert after_thinking(knows, format, BEGUN, "auto") == knows
+@pytest.mark.parametrize(
+    ("grammar", "thinking", "reasoning_format", "later"),
+    [
+        (JSON, None, "auto", None),
+        (JSON, THINK, "auto", THINK),
+        (JSON, BEGUN, "auto", BEGUN),
+        (JSON, THINK, "none", None),  # all of it is content
+        (JSON, BEGUN, "none", BEGUN),
+        (CALL, THINK, "none", THINK),
+        (KNOWS, BEGUN, "auto", None),
+    ],
+)
+def test_a_grammar_begins_after_reasoning(
+    grammar: Grammar, thinking: Thinking | None, reasoning_format: str, later: Thinking | None
+) -> None:
+    made = after_thinking(grammar, families.HERMES_THINK, thinking, reasoning_format)
+    assert made == attrs.evolve(grammar, thinking=later)
 
 
 def test_channels_say_where_the_answer_begins() -> None:

@@ -177,56 +177,45 @@ def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def heads(messages: list[dict[str, Any]], source: str = CHATML, **options: Any) -> list[str]:
-    """The last letters before each place."""
+PARTS = [{"type": "text", "text": "Hello"}, {"type": "text", "text": " you"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "source", "expected"),
+    [
+        ([SYSTEM, user("Hello")], CHATML, ["Hello<|im_end|>", "<|im_start|>"]),
+        ([user(PARTS)], CHATML, ["Hello\n you<|im_e", "<|im_start|>"]),
+        (
+            [SYSTEM, user("one"), said("two"), user("three")],
+            CHATML,
+            ["one<|im_end|>\n", "three<|im_end|>", "<|im_start|>"],
+        ),
+        (
+            [SYSTEM, user("one"), said("calling"), {"role": "tool", "content": "sunny"}],
+            FORGETS,
+            ["one<assistant>c", "<assistant>"],
+        ),
+        ([SYSTEM], CHATML, ["<|im_start|>"]),
+        # A variant that the template refuses is left out.
+        ([SYSTEM, user("Hello")], STRICT, ["Hello<|im_end|>"]),
+        # The end of the text is not a place.
+        ([user("xyz")], "{{ messages[-1].content }}", []),
+    ],
+)
+def test_places_at_which_prompts_diverge(
+    messages: list[dict[str, Any]], source: str, expected: list[str]
+) -> None:
     template = ChatTemplate(source)
-    text = template.render(messages, **options)
-    return [
-        text[:place][-16:] for place in find_divergence_points(template, text, messages, **options)
-    ]
-
-
-def test_a_first_question() -> None:
-    assert heads([SYSTEM, user("Hello")]) == ["|im_start|>user\n", "Hello<|im_end|>\n"]
+    text = template.render(messages)
+    places = find_divergence_points(template, text, messages)
+    assert [text[place:][: len(one)] for place, one in zip(places, expected, strict=True)] == (
+        expected
+    )
 
 
 @pytest.mark.parametrize("content", ["apple", "  and", "b", "\n", "", "a"])
 def test_whatever_the_question_begins_with(content: str) -> None:
-    assert "|im_start|>user\n" in heads([SYSTEM, user(content)])
-
-
-def test_a_question_in_parts() -> None:
-    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": " you"}]
-    assert heads([user(parts)])[0] == "|im_start|>user\n"
-
-
-def test_a_later_turn() -> None:
-    template = ChatTemplate(CHATML)
-    messages = [SYSTEM, user("one"), said("two"), user("three")]
-    text = template.render(messages)
-    first, last, end = find_divergence_points(template, text, messages)
-    assert text[first:].startswith("one<")
-    assert text[last:].startswith("three<")
-    assert text[end:] == "<|im_start|>assistant\n"
-
-
-def test_a_tool_result_at_the_end() -> None:
-    template = ChatTemplate(FORGETS)
-    messages = [SYSTEM, user("one"), said("calling"), {"role": "tool", "content": "sunny"}]
+    template, messages = ChatTemplate(CHATML), [SYSTEM, user(content)]
     text = template.render(messages)
     places = find_divergence_points(template, text, messages)
-    assert [text[place:] for place in places][-1] == "<assistant>"
-    assert any(text[place:].startswith("one") for place in places)
-
-
-def test_without_a_user() -> None:
-    assert heads([SYSTEM]) == ["rief.<|im_end|>\n"]
-
-
-def test_a_variant_that_the_template_refuses_is_left_out() -> None:
-    assert heads([SYSTEM, user("Hello")], STRICT) == ["|im_start|>user\n"]
-
-
-def test_no_place_is_at_an_end() -> None:
-    template = ChatTemplate("{{ messages[-1].content }}")
-    assert find_divergence_points(template, "xyz", [user("xyz")]) == []
+    assert any(text[:place].endswith("|im_start|>user\n") for place in places)

@@ -55,11 +55,6 @@ def text_calls(source: str) -> str:
     return source.replace("arguments|tojson", "arguments + ''")
 
 
-def test_special_tokens_are_variables() -> None:
-    template = ChatTemplate("{{ bos_token }}|{{ eos_token }}", bos_token="<s>", eos_token="</s>")
-    assert template.render([USER]) == "<s>|</s>"
-
-
 def test_parts_are_kept_where_the_template_takes_them() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     message = {"role": "user", "content": parts}
@@ -83,11 +78,11 @@ def test_a_system_message_joins_the_users_where_there_is_no_place_for_it() -> No
     assert template.render([SYSTEM]) == "[user]Be brief."
 
 
-def test_the_developers_role() -> None:
-    developer = {**SYSTEM, "role": "developer"}
-    assert "[system]" in ChatTemplate(FULL).render([developer, USER])
-    knows = FULL + "{# 'developer' #}"
-    assert "[developer]" in ChatTemplate(knows).render([developer, USER])
+@pytest.mark.parametrize("role", ["developer", "document"])
+def test_roles_that_a_template_knows_by_name(role: str) -> None:
+    assert f"[{role}]text" in ChatTemplate(FULL + f"{{# '{role}' #}}").render(
+        [{"role": role, "content": "text"}, USER]
+    )
 
 
 def test_roles_of_a_models_own() -> None:
@@ -95,7 +90,7 @@ def test_roles_of_a_models_own() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         ChatTemplate(FULL).render([message])
     assert caught.value.param == "messages[0].role"
-    assert "[document]text" in ChatTemplate(FULL + "{# 'document' #}").render([message])
+    assert "[system]text" in ChatTemplate(FULL).render([{**message, "role": "developer"}, USER])
 
 
 def test_arguments_become_an_object_where_the_template_wants_one() -> None:
@@ -146,17 +141,12 @@ def test_the_format_is_the_one_that_the_model_is_told() -> None:
     assert ChatTemplate(FULL + "{# <tool_call> #}").format.tool_calls is HERMES.tool_calls
 
 
-def test_variables_that_one_family_wants_in_place_of_tools() -> None:
-    template = ChatTemplate("{{ functions }} {{ datetime }}", now=lambda: datetime(2025, 3, 1))
-    shown = template.render([USER], tools=[TOOL])
-    assert json.loads(shown.removesuffix(" Mar 01 2025")) == [TOOL]
-    assert template.render([USER]) == "[] Mar 01 2025"
-
-
-def test_templates_are_told_what_day_it_is() -> None:
-    template = ChatTemplate("{{ date_string }}|{{ datetime }}", now=lambda: datetime(2025, 3, 1))
-    assert template.render([USER]) == "01 Mar 2025|Mar 01 2025"
-    assert template.render([USER], kwargs={"date_string": "today"}) == "today|Mar 01 2025"
+def test_variables_of_the_date_and_in_place_of_tools() -> None:
+    source = "{{ functions }}|{{ date_string }}|{{ datetime }}"
+    template = ChatTemplate(source, now=lambda: datetime(2025, 3, 1))
+    functions, *dates = template.render([USER], tools=[TOOL]).split("|")
+    assert (json.loads(functions), dates) == ([TOOL], ["01 Mar 2025", "Mar 01 2025"])
+    assert template.render([USER], kwargs={"date_string": "today"}) == "[]|today|Mar 01 2025"
 
 
 def test_reasoning_goes_where_the_template_looks_for_it() -> None:

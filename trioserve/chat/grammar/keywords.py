@@ -33,7 +33,7 @@ class Effect(Enum):
 
 
 #: Recognizes values of a keyword that say nothing in their schema.
-_Says = Callable[[Any, Mapping[str, Any]], bool]
+_IsSilent = Callable[[Any, Mapping[str, Any]], bool]
 
 
 def says_anything(schema: object) -> bool:
@@ -114,21 +114,21 @@ class Keyword:
     effect: Effect
     about: str = ""
     silent: str = ""
-    says_nothing: _Says = _never
+    says_nothing: _IsSilent = _never
 
 
 def _enforced(
-    *names: str, about: str = "", silent: str = "", says: _Says = _never
+    *names: str, about: str = "", silent: str = "", says_nothing: _IsSilent = _never
 ) -> list[Keyword]:
-    return [Keyword(name, Effect.ENFORCED, about, silent, says) for name in names]
+    return [Keyword(name, Effect.ENFORCED, about, silent, says_nothing) for name in names]
 
 
-def _refused(*names: str, silent: str = "", says: _Says = _never) -> list[Keyword]:
-    return [Keyword(name, Effect.REFUSED, "", silent, says) for name in names]
+def _refused(*names: str, silent: str = "", says_nothing: _IsSilent = _never) -> list[Keyword]:
+    return [Keyword(name, Effect.REFUSED, "", silent, says_nothing) for name in names]
 
 
-def _notes(*names: str, says: _Says = _never) -> list[Keyword]:
-    return [Keyword(name, Effect.NONE, says_nothing=says) for name in names]
+def _notes(*names: str, says_nothing: _IsSilent = _never) -> list[Keyword]:
+    return [Keyword(name, Effect.NONE, says_nothing=says_nothing) for name in names]
 
 
 _ANYTHING = "`true`, `{}`"
@@ -143,26 +143,26 @@ KEYWORDS: Mapping[str, Keyword] = {
         *_enforced("$ref", about="it leads to a place in the same schema"),
         *_enforced("properties", "required", "additionalProperties"),
         *_enforced("patternProperties", about="no name can match two of the patterns"),
-        *_enforced("minProperties", about=_COUNTED, silent="`0`", says=_zero),
+        *_enforced("minProperties", about=_COUNTED, silent="`0`", says_nothing=_zero),
         *_enforced("maxProperties", about=_COUNTED),
         *_enforced(
             "propertyNames",
             about="it has `enum` or `const`; `pattern` or lengths, without `properties` beside it",
             silent=f"{_ANYTHING}, any string",
-            says=_strings,
+            says_nothing=_strings,
         ),
         *_enforced(
             "unevaluatedProperties",
             about="all other `properties` are named here, or in `allOf` and `$ref`",
             silent=f"{_ANYTHING}, or beside `additionalProperties`",
-            says=_other_properties,
+            says_nothing=_other_properties,
         ),
         *_enforced("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
         *_enforced(
             "unevaluatedItems",
             about="no keyword combines schemas beside it",
             silent=f"{_ANYTHING}, or beside `items`",
-            says=_other_items,
+            says_nothing=_other_items,
         ),
         *_enforced("minLength", "maxLength", "multipleOf"),
         *_enforced(
@@ -181,23 +181,25 @@ KEYWORDS: Mapping[str, Keyword] = {
             "not",
             about=f"it has {_ANYTHING}: no value is allowed",
             silent="`false`",
-            says=lambda value, schema: value is False,
+            says_nothing=lambda value, schema: value is False,
         ),
         *_notes("$schema", "$id", "id", "$anchor", "$defs", "definitions", "$comment"),
-        *_notes("$vocabulary", "$dynamicAnchor", "$recursiveAnchor", says=_always),
+        *_notes("$vocabulary", "$dynamicAnchor", "$recursiveAnchor", says_nothing=_always),
         *_notes("title", "description", "default", "examples"),
         *_notes("deprecated", "readOnly", "writeOnly"),
         *_notes("contentEncoding", "contentMediaType", "contentSchema"),
-        *_refused("if", silent="without `then` and `else`", says=_without_branches),
-        *_refused("then", "else", silent=f"without `if`; {_ANYTHING}", says=_branch),
-        *_refused("contains", silent="with `minContains: 0` only", says=_contains),
-        *_refused("minContains", "maxContains", silent="without `contains`", says=_how_many),
-        *_refused("uniqueItems", silent="`false`; at most one item", says=_unique),
+        *_refused("if", silent="without `then` and `else`", says_nothing=_without_branches),
+        *_refused("then", "else", silent=f"without `if`; {_ANYTHING}", says_nothing=_branch),
+        *_refused("contains", silent="with `minContains: 0` only", says_nothing=_contains),
+        *_refused(
+            "minContains", "maxContains", silent="without `contains`", says_nothing=_how_many
+        ),
+        *_refused("uniqueItems", silent="`false`; at most one item", says_nothing=_unique),
         *_enforced(
             *("dependencies", "dependentRequired", "dependentSchemas"),
             about=f"at most {MAX_DEPENDENT} names are in it",
             silent=f"only {_ANYTHING}, or names that are required anyway",
-            says=_dependencies,
+            says_nothing=_dependencies,
         ),
         *_refused("$dynamicRef", "$recursiveRef"),
         *_refused("disallow", "divisibleBy", "extends"),  # draft 3

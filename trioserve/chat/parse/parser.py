@@ -112,7 +112,7 @@ class MarkerParser(MessageParser):
             self._places.add(text)
             self._content(text)
 
-    def _go_on(self, skip: str) -> None:
+    def _resume(self, skip: str) -> None:
         """Continue with what is around a call, after skipping some characters."""
         self._skip = skip
         self._step = self._in_reasoning if self._inside else self._in_content
@@ -159,7 +159,7 @@ class MarkerParser(MessageParser):
         self._reason(body_at, body_end, found)
         self._raw_reasoning(self._drop(len(marker)))
         self._inside = False
-        self._go_on("" if self._shows_reasoning else "\n")
+        self._resume("" if self._shows_reasoning else "\n")
         self._places.end_thinking()
         return True
 
@@ -272,7 +272,7 @@ class MarkerParser(MessageParser):
             self._say(self._raw or self._drop(1))
         elif reader.state is State.FAILED:
             self._say(reader.unread)
-        self._go_on("")
+        self._resume("")
         return True
 
     def _step_back(self, name: str) -> bool:
@@ -281,7 +281,7 @@ class MarkerParser(MessageParser):
             return False
         self._buffer = self._raw + self._buffer
         self._say(self._drop(max(1, self._n_begun)))
-        self._go_on("")
+        self._resume("")
         return True
 
     def _at_call_end(self, final: bool) -> bool:
@@ -305,7 +305,7 @@ class MarkerParser(MessageParser):
             self._closed += closing.index(fits) + 1
         else:
             self._places.add("\n")
-            self._go_on(WHITESPACE)
+            self._resume(WHITESPACE)
         return True
 
 

@@ -124,7 +124,7 @@ class CallReader:
             case Elements():
                 return ElementReader(cursor, step, self._shape).read()
             case JsonContent():
-                return self._said()
+                return self._json_content()
             case Choice():
                 return self._choice(step)
         assert_never(step)
@@ -171,7 +171,7 @@ class CallReader:
         else:
             cursor.give("{}")
 
-    def _said(self) -> Iterator[None]:
+    def _json_content(self) -> Iterator[None]:
         cursor = self._cursor
         yield from cursor.space()
         if cursor.text[cursor.at] != '"':
