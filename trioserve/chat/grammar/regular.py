@@ -162,20 +162,10 @@ class _Reader:
 
     def _choice(self) -> _Node:
         parts = [self._sequence()]
-        while self._continues():
+        while self._peek() == ("sign", "|"):
+            self.at += 1
             parts.append(self._sequence())
         return parts[0] if len(parts) == 1 else _Alt(_needed(parts))
-
-    def _continues(self) -> bool:
-        """Read a bar, if one comes, also at the beginning of a later line."""
-        place = self.at
-        while self._maybe("line"):
-            pass
-        if self._peek() == ("sign", "|"):
-            self.at += 1
-            return True
-        self.at = place
-        return False
 
     def _sequence(self) -> _Node:
         parts: list[_Node] = []
@@ -202,19 +192,10 @@ class _Reader:
             return _Text(_expression(text))
         if text == "(" or text == "[":
             self.at += 1
-            inner = self._in_lines()
+            inner = self._choice()
             self._expect(")" if text == "(" else "]")
             return inner if text == "(" else _Repeat(inner, "?")
         return None
-
-    def _in_lines(self) -> _Node:
-        """Read what stands in parentheses, which may be on several lines."""
-        while self._maybe("line"):
-            pass
-        inner = self._choice()
-        while self._maybe("line"):
-            pass
-        return inner
 
     def _count(self) -> str | None:
         kind, text = self._peek()
@@ -249,14 +230,22 @@ class _Reader:
 
 
 def _tokens(source: str) -> Iterator[tuple[str, str]]:
-    at = 0
+    """Split a grammar. A line ends a rule, unless it is in brackets or a bar begins the next."""
+    at = depth = 0
+    is_ended = False
     while at < len(source):
         match = _TOKEN.match(source, at)
         if match is None:
             raise GrammarError(f"cannot be read at {source[at : at + 20]!r}")
-        if match.lastgroup != "blank":
-            yield str(match.lastgroup), match[0]
-        at = match.end()
+        kind, text, at = str(match.lastgroup), match[0], match.end()
+        if kind == "line":
+            is_ended = not depth
+        elif kind != "blank":
+            if is_ended and text != "|":
+                yield "line", "\n"
+            is_ended = False
+            depth += (text in ("(", "[")) - (text in (")", "]"))
+            yield kind, text
 
 
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "\\": "\\", '"': '"', "/": "/"}
@@ -361,15 +350,12 @@ class _Writer:
             return None
         key = (name, depth)
         if key not in self._known:
-            self._known[key] = self._rule(name, depth)
+            is_terminal = name.lstrip("_")[:1].isupper()
+            written = self.write(self._rules[name], depth, "" if is_terminal else self._ignored)
+            if is_terminal and written is not None:
+                written = _spaced(written, self._ignored)
+            self._known[key] = written
         return self._known[key]
-
-    def _rule(self, name: str, depth: int) -> str | None:
-        """Write a rule, or a terminal and what is ignored after it."""
-        if not name.lstrip("_")[:1].isupper():
-            return self.write(self._rules[name], depth, self._ignored)
-        written = self.write(self._rules[name], depth, "")
-        return written if written is None else _spaced(written, self._ignored)
 
     def write(self, node: _Node, depth: int, gap: str) -> str | None:
         """Write a part of a rule; `gap` is what is ignored after each text in it."""
