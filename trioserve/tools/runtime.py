@@ -400,7 +400,7 @@ def _existing(name: str) -> Runtime:
 # -- the private folders of commands that could not be removed when the command ended
 
 #: Seconds that a removal may take. The next start continues it.
-_PATIENCE = 600.0
+_REMOVAL_SECONDS = 600.0
 
 
 @asynccontextmanager
@@ -447,7 +447,9 @@ def _is_left(folder: Path) -> bool:
 async def _remove(folder: Path) -> None:
     command = ["nice", "sh", "-c", REMOVE, "sh", str(folder)]
     try:
-        output = await run(command, timeout=_PATIENCE, max_output=500, env={"PATH": SYSTEM_PATH})
+        output = await run(
+            command, timeout=_REMOVAL_SECONDS, max_output=500, env={"PATH": SYSTEM_PATH}
+        )
     except ToolRuntimeError as error:
         _log.warning("the folder %s of a command stays: %s", folder, error)
         return
