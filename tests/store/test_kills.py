@@ -15,7 +15,7 @@ KILLS = int(os.environ.get("TEST_KILLS", "6"))
 
 @pytest.mark.system
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="it kills forked processes")
-def test_no_kill_loses_what_was_acknowledged(tmp_path: Path) -> None:
+def test_no_kill_loses_an_acknowledged_write(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.support.killed_servers", str(tmp_path), str(KILLS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

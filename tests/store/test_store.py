@@ -92,7 +92,7 @@ async def held(store: Store) -> AsyncIterator[trio.Nursery]:
         hold.let_go()
 
 
-async def test_what_is_committed_is_there_after_a_restart(tmp_path: Path) -> None:
+async def test_committed_records_survive_a_restart(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     async with open_store(path) as store:
         owner = store.owner_of("key")
@@ -124,7 +124,7 @@ async def test_work_that_fails_changes_nothing_and_spares_the_others() -> None:
         assert sorted(await ids_in(store)) == ["a", "b"]
 
 
-async def test_what_waits_is_done_in_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_jobs_are_done_in_one_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_store() as store:
         batches: list[int] = []
         work = store._work
@@ -160,7 +160,7 @@ async def test_cancelled_work_that_waits_is_left_out() -> None:
 # -- bounds
 
 
-def test_the_owner_with_most_loses_what_was_not_used_for_longest(now: list[float]) -> None:
+def test_the_owner_with_most_loses_the_least_recently_used(now: list[float]) -> None:
     with opened(max_bytes=5000) as records:
         add(records, "yours", YOU, 800)
         for n in range(4):
@@ -221,7 +221,7 @@ def test_pages_of_a_list(now: list[float]) -> None:
         assert ids(records, newest=False, after=found[2]) == ["d", "e"]
 
 
-def test_an_owner_sees_only_what_is_theirs() -> None:
+def test_an_owner_sees_only_own_records() -> None:
     with opened() as records:
         add(records, "a", ME)
         records.append("a", "in", [Part.of(0, "p", 1)])
@@ -378,7 +378,7 @@ def filled(size: int = 10**6) -> Any:
     return lambda records: add(records, "big", size=size)
 
 
-async def test_a_full_disk_fails_what_is_stored_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_full_disk_fails_writes_alone(tmp_path: Path) -> None:
     async with open_store(str(tmp_path / "a.db")) as store:
         await store.do(lambda records: add(records, "a"))
         connection = store._database.connection

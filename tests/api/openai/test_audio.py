@@ -183,7 +183,7 @@ async def test_a_stream_of_a_transcript_can_be_resumed() -> None:
         assert b'"text":"Hello there."' in read.content
 
 
-async def test_without_anything_that_hears_there_is_no_transcript() -> None:
+async def test_without_audio_input_transcription_is_not_supported() -> None:
     async with client_of(ScriptedBackend()) as client:
         answer = await client.post(ROUTE, files=FILE)
     assert answer.status_code == 501

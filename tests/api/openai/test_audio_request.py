@@ -93,7 +93,7 @@ LISTS = ("keywords[]", "languages[]", "known_speaker_names[]", "known_speaker_re
 
 
 @pytest.mark.parametrize("name", ["response_format", *LISTS, "chunking_strategy[type]"])
-def test_what_no_transcriber_can_do_is_refused(name: str) -> None:
+def test_fields_that_no_transcriber_supports_are_refused(name: str) -> None:
     form = Form(fields={name: ["diarized_json"]}, files={"file": b"RIFF"})
     with pytest.raises(UnsupportedFieldError) as caught:
         TranscriptionRequest.parse(form)

@@ -114,7 +114,7 @@ async def test_logprobs_progress_and_timings_in_a_stream() -> None:
         ("<think>Hm</think>1\n<think>So</think>é", "1\né", "HmSo"),
     ],
 )
-async def test_the_tokens_of_logprobs_are_those_of_the_text(
+async def test_logprobs_have_the_tokens_of_the_text(
     said: str, content: str, reasoning: str
 ) -> None:
     body = {"messages": HI, "logprobs": True, "top_logprobs": 1, "tools": [WEATHER]}
@@ -249,7 +249,7 @@ async def test_several_prompts_in_one_stream() -> None:
 # -- messages that the client has begun
 
 
-async def test_the_model_goes_on_with_what_the_assistant_has_said() -> None:
+async def test_the_model_continues_the_message_of_the_assistant() -> None:
     backend, prompts = noting(" of Paris", chat_template=CHATML)
     messages = [*HI, {"role": "assistant", "content": "The city"}]
     async with client_of(backend) as client:

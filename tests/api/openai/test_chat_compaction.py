@@ -11,7 +11,7 @@ from trioserve.chat.compaction import PREFACE
 PATH = "/v1/chat/completions/compact"
 
 
-async def test_a_chat_goes_on_from_the_messages_it_gets() -> None:
+async def test_a_chat_continues_from_compacted_messages() -> None:
     model = Model()
     called = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     rules = {"role": "system", "content": "Be brief."}
@@ -25,7 +25,7 @@ async def test_a_chat_goes_on_from_the_messages_it_gets() -> None:
         body = {"messages": messages, "max_tokens": 5, "stop": ["Sum"]}
         given = (await client.post(PATH, json=body)).json()
         more = [*given["messages"], {"role": "assistant", "content": "Yes."}]
-        more.append({"role": "user", "content": "Go on."})
+        more.append({"role": "user", "content": "Continue."})
         answer = await client.post("/v1/chat/completions", json={"messages": more})
         assert answer.status_code == 200
         for name, value in (("stream", True), ("n", 2), ("trioserve_run_tools", True)):

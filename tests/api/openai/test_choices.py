@@ -185,7 +185,7 @@ def completion(text: str, *logprobs: float) -> Completion:
     )
 
 
-def test_the_best_are_those_with_the_most_probable_tokens() -> None:
+def test_the_best_outputs_have_the_most_probable_tokens() -> None:
     a, b, c = completion("a", -2.0), completion("b", -1.0, -1.5), completion("c", -3.0, -0.1)
     nothing = completion("")
     assert best_of([a, b, c], 3, 1) == [b]

@@ -198,7 +198,7 @@ FIELDS = [
 ]
 
 
-async def test_what_is_wrong_is_named(model: Bert) -> None:
+async def test_errors_name_the_field(model: Bert) -> None:
     cases: list[tuple[str, Any, str, str]] = [
         ("/v1/embeddings", {}, "'input' or 'content' must be provided.", "input"),
         *(("/v1/embeddings", {"input": value}, *problem) for value, *problem in INPUT),
@@ -258,7 +258,7 @@ async def test_a_server_for_text_has_no_embeddings() -> None:
                 501,
                 error_body(TEXT_ONLY, None, status=501),
             )
-            # It names no model, of which there may be several.
+            # It names no model; a server may have several.
             answer = await client.post(path, content=b"not even JSON")
             assert answer.status_code == 400
 

@@ -64,7 +64,7 @@ async def test_streaming_equals_not_streaming(name: str, with_calls: bool) -> No
     calls = [("f", {"a": "b c"}), ("f", {"a": 1})][: writer.most] if with_calls else []
     text = writer.write("Hm, a.", "" if writer.bare and calls else "Well, é.", calls)
     backend = ScriptedBackend(lambda prompt: text, n_ctx=8192)
-    # Its output ends with the prompt that the format goes on from.
+    # Its output ends with the prompt that the format continues.
     template = "{{ messages[0].content }}{% raw %}" + writer.prompt + "{% endraw %}"
     async with client_and_service(backend, chat_template=template) as (client, service):
         use_format(service.server.model.template, writer.format)

@@ -95,7 +95,7 @@ async def test_the_sdk_sends_an_image_and_streams() -> None:
         ({"hears": False}, [sound()]),
     ],
 )
-async def test_what_the_model_does_not_take_is_refused(
+async def test_media_that_the_model_does_not_take_are_refused(
     projector: dict[str, bool], parts: list[dict[str, Any]]
 ) -> None:
     backend, _ = seeing(**projector)
@@ -104,7 +104,7 @@ async def test_what_the_model_does_not_take_is_refused(
             await assert_refused(client, part, 400, "you may need to provide the mmproj")
 
 
-async def test_what_is_no_image_is_refused() -> None:
+async def test_invalid_images_are_refused() -> None:
     backend, prompts = seeing()
     async with client_of(backend) as client:
         for part in (

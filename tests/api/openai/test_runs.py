@@ -1,4 +1,4 @@
-"""Chats for which the server runs tools, on the wire. The model is a script."""
+"""Chats with tools that the server runs, on the wire. The model is a script."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def streamed(client: httpx.AsyncClient, **fields: Any) -> list[Any]:
 
 
 def told(chunks: list[Any]) -> list[Any]:
-    """What chunks tell of the run."""
+    """The events of the run in chunks."""
     return [chunk["trioserve_event"] for chunk in chunks if "trioserve_event" in chunk]
 
 
@@ -118,7 +118,7 @@ async def test_a_whole_answer_has_the_messages_beside() -> None:
     assert end["usage"] == usage
 
 
-async def test_what_else_may_be_told_of_an_answer_is_told() -> None:
+async def test_progress_timings_and_verbose_output_of_a_run() -> None:
     fields = {"return_progress": True, "timings_per_token": True, "verbose": True}
     async with client_of_tools(asking(PARIS), WEATHER) as (client, _):
         chunks = await streamed(client, **fields)
@@ -160,7 +160,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_makes_no_sense_is_refused() -> None:
+async def test_invalid_options_of_a_run_are_refused() -> None:
     async with client_of_tools(asking(PARIS), WEATHER) as (client, _):
         for fields, param, message in REFUSED:
             answer = await client.post(CHATS, json={**RUN, **fields})
@@ -186,7 +186,7 @@ async def test_without_tools_and_on_other_routes_none_are_run() -> None:
             assert (await client.post(path, json={**BASE, FIELD: False})).status_code != 400
 
 
-async def test_the_model_is_offered_what_was_chosen() -> None:
+async def test_the_model_is_offered_the_chosen_tools() -> None:
     backend, prompts = noting("Hello")
     async with client_of_tools(backend, WEATHER, ERASE) as (client, _):
         for chosen, offered in (
@@ -229,7 +229,7 @@ async def test_max_steps_ends_the_answer() -> None:
 # -- tools of the client's own
 
 
-async def test_the_client_gets_its_own_calls_and_no_others() -> None:
+async def test_the_client_gets_calls_of_its_own_tools_alone() -> None:
     backend = asking(PARIS, call("mine", x=1), before="<think>\nBoth.\n</think>\n\n")
     async with client_of_tools(backend, WEATHER) as (client, _):
         chunks = await streamed(client, tools=TOOLS)
@@ -311,7 +311,7 @@ async def test_without_a_stream_nothing_is_written_unless_all_may_be() -> None:
 KEY = "Authorization: Bearer"
 
 
-async def test_only_the_key_that_asked_may_decide_about_what_is_there() -> None:
+async def test_only_the_key_of_a_chat_may_approve_its_calls() -> None:
     tools = client_of_tools(asking(call("erase", path="a")), ERASE, api_keys=("one", "two"))
     async with tools as (client, _), reading(str(client.base_url), f"{KEY} one") as events:
         id_, needed = await events.until("approval")
@@ -352,7 +352,7 @@ class Waiter:
             self.cancelled.set()
 
 
-async def test_a_person_stops_a_call_and_the_model_goes_on() -> None:
+async def test_a_person_stops_a_call_and_the_model_continues() -> None:
     waiter = Waiter()
     backend = asking(call("wait"), PARIS)
     async with (

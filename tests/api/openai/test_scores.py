@@ -22,7 +22,7 @@ from trioserve.models import BUNDLED
 from trioserve.testing import ScriptedBackend
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-#: How far the order of sums may change a score: it depends on the shape of a batch.
+#: The most that the order of sums changes a score: it depends on the shape of a batch.
 CLOSE = 0.1
 
 
@@ -105,9 +105,7 @@ async def test_several_prompts_and_outputs(client: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("echo", [False, True])
-async def test_0_logprobs_are_those_of_the_tokens_alone(
-    client: httpx.AsyncClient, echo: bool
-) -> None:
+async def test_0_logprobs_report_the_tokens_alone(client: httpx.AsyncClient, echo: bool) -> None:
     body = {"prompt": "Hi", "echo": echo, "logprobs": 0, "max_tokens": 2}
     (choice,) = (await client.post(COMPLETIONS, json=body)).json()["choices"]
     found = choice["logprobs"]
@@ -218,7 +216,7 @@ RUN = "trioserve_run_tools"
         ("/completion", {"prompt_logprobs": 1}, "prompt_logprobs", UNSUPPORTED),
     ],
 )
-async def test_what_is_refused(
+async def test_invalid_fields_are_refused(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str, problem: str | None
 ) -> None:
     if problem is None:  # it and the other field exclude each other

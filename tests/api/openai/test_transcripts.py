@@ -84,7 +84,7 @@ def test_verbose_json_has_segments() -> None:
 
 
 @pytest.mark.parametrize("wanted", [{"word"}, {"segment"}, {"word", "segment"}])
-def test_verbose_json_has_what_is_wanted(wanted: set[str]) -> None:
+def test_verbose_json_has_the_wanted_granularities(wanted: set[str]) -> None:
     request = TranscriptionRequest(
         file=b"any", response_format="verbose_json", timestamp_granularities=frozenset(wanted)
     )

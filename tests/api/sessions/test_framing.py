@@ -30,7 +30,7 @@ def cut(body: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(BODIES, st.lists(st.integers(0, 10**4), max_size=6), st.integers(0, 10**7))
-def test_however_a_body_is_cut_its_events_are_the_same(
+def test_events_are_the_same_for_all_splits_of_a_body(
     body: bytes, places: list[int], offset: int
 ) -> None:
     parts = cut(body, places)

@@ -1,4 +1,4 @@
-"""The ring of a stream's bytes: every reader gets a contiguous part of the stream, or is told."""
+"""The ring of a stream's bytes: a reader gets a contiguous part of the stream, or an error."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MEMORY = MemoryBudget(2**30)
 
 
 class Writer:
-    """A request whose reply has events when it is told to."""
+    """A request whose reply has the events that a test writes."""
 
     def __init__(self) -> None:
         self.into, self.out = trio.open_memory_channel[bytes](1000)
@@ -80,7 +80,7 @@ def begin(
 
 
 def read(session: StreamSession) -> list[str]:
-    """What is kept, without ids."""
+    """The events in the ring, without ids."""
     blocks = session.ring.read(session.ring.start, 2**30).decode().split("\n\n")[:-1]
     return [block.split("\n", 1)[-1] for block in blocks]
 
@@ -228,7 +228,7 @@ async def test_of_several_keys_one_has_half(autojump_clock: MockClock) -> None:
             begin(sessions, key="a")
         kept = begin(sessions, key="b")
         await writer.end()
-        begin(sessions, key="a")  # in place of its own
+        begin(sessions, key="a")  # evicts its ended stream
         assert kept in list(sessions)
 
 
@@ -245,7 +245,7 @@ async def test_a_stream_that_is_refused_leaves_the_memory_to_its_request(
         assert MEMORY.n_held == 0
 
 
-async def test_what_is_sent_in_silence_is_a_part_of_the_stream(autojump_clock: MockClock) -> None:
+async def test_pings_are_a_part_of_the_stream(autojump_clock: MockClock) -> None:
     async with opened() as sessions:
         writer = Writer()
         writer.keep_alive = KeepAlive.every(10)
@@ -276,7 +276,7 @@ async def test_a_stream_is_kept_for_a_time(autojump_clock: MockClock) -> None:
             await trio.sleep(0.2)
             assert sessions.find("", "0") is None
             await trio.sleep(20)
-            assert sessions.find("", "1") is late  # somebody reads it
+            assert sessions.find("", "1") is late  # it has a reader
         await trio.sleep(11)
         assert list(sessions) == []
         assert sessions.n_bytes == 0
@@ -315,7 +315,7 @@ async def test_all_streams_are_bounded(autojump_clock: MockClock) -> None:
         assert min(sizes) > 3000  # neither was left without
 
 
-async def test_running_streams_share_what_there_is(autojump_clock: MockClock) -> None:
+async def test_running_streams_share_the_bytes(autojump_clock: MockClock) -> None:
     async with opened(stream_bytes=4096, stream_total_bytes=4096) as sessions:
         writers = [Writer() for _ in range(8)]
         for each in writers:
@@ -331,7 +331,7 @@ async def test_running_streams_share_what_there_is(autojump_clock: MockClock) ->
 async def test_one_client_does_not_make_the_server_forget_another(
     autojump_clock: MockClock,
 ) -> None:
-    """What is forgotten is of the client that has more."""
+    """The server forgets streams of the client that has more."""
     event = b"data: " + b"x" * 100 + b"\n\n"
     async with opened(stream_bytes=4096, stream_total_bytes=8192) as sessions:
         with working_for("few"):

@@ -95,7 +95,7 @@ async def ends_as(client: httpx.AsyncClient, id_: str, status: str) -> bool:
     return now == status
 
 
-async def test_a_response_for_which_there_is_no_place_says_so(
+async def test_a_response_without_a_place_in_the_queue_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streams, "WAIT", 0)  # it is answered before that is known
@@ -108,7 +108,7 @@ async def test_a_response_for_which_there_is_no_place_says_so(
         gate.open()
 
 
-async def test_what_is_kept_of_a_request_counts_as_long_as_it_runs() -> None:
+async def test_a_background_request_counts_as_memory_while_it_runs() -> None:
     n_bytes = 2**16
     async with client_and_service(answering("Hello")) as (client, service):
         body = {"input": "Hi", "background": True, "instructions": "x" * n_bytes}
@@ -124,7 +124,7 @@ async def test_what_is_kept_of_a_request_counts_as_long_as_it_runs() -> None:
         await until(lambda: not service.stored_runs and not service.memory.n_held)
 
 
-async def test_the_next_start_settles_what_ran(tmp_path: Path) -> None:
+async def test_the_next_start_settles_responses_that_ran(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     async with client_and_service(answering("Hello"), store=path) as (client, service):
         answer = await client.post(RESPONSES, json={"input": "Hi"})
@@ -167,7 +167,7 @@ async def test_a_poll_tells_the_truth_while_the_end_is_stored(
         assert await status_of(client, id_) == "cancelled"
 
 
-async def test_a_cancel_returns_when_the_end_cannot_be_stored_which_a_later_look_does(
+async def test_a_cancel_returns_if_the_store_fails_and_a_later_read_stores_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def fail(_do: object) -> None:

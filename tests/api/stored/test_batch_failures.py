@@ -149,7 +149,7 @@ async def test_no_session_begins_while_the_model_loads(
         assert answer.json()["error"]["message"] == "Loading model"
 
 
-async def test_a_batch_is_started_once_however_late_the_store_is_read(
+async def test_a_batch_is_started_once_if_the_store_is_read_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None
 ) -> None:
     may_read, was_read = threading.Event(), threading.Event()
@@ -213,7 +213,7 @@ async def test_a_damaged_record_of_one_batch_is_one_batch_that_failed(tmp_path: 
         }
 
 
-async def test_what_is_damaged_does_not_hide_the_rest_of_a_list(tmp_path: Path) -> None:
+async def test_damaged_records_do_not_hide_the_rest_of_a_list(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     async with client_of(answering("Hello"), store=str(path)) as client:
         marks = [{"a": "mark this"}, {"a": "not that"}]

@@ -126,7 +126,7 @@ async def test_a_wrong_line_fails_the_batch(wrong: Any, param: str | None) -> No
         assert (error["line"], error["param"]) == (3, param)
 
 
-async def test_what_is_no_batch_is_refused() -> None:
+async def test_invalid_batches_are_refused() -> None:
     async with client_of() as client:
         empty = await begin(client, [])
         assert empty["errors"]["data"][0]["code"] == "empty_file"
@@ -164,7 +164,7 @@ async def _n_done(client: httpx.AsyncClient, id_: str, n: int) -> bool:
     return bool((await shown(client, id_))["request_counts"]["completed"] >= n)
 
 
-async def test_a_restart_goes_on_with_the_lines_that_are_left(tmp_path: Path) -> None:
+async def test_a_restart_continues_with_the_pending_lines(tmp_path: Path) -> None:
     backend, gate = gated("Hello", n_slots=1)
     lines = [line(n, f"question {n}") for n in range(12)]
     config: Mapping[str, Any] = {"store": str(tmp_path / "a.db"), "parallel": 1}

@@ -96,7 +96,7 @@ async def test_a_run_of_tools_is_stored() -> None:
             assert len(each["trioserve_messages"]) == 3
 
 
-async def test_what_cannot_be_stored_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chat_that_cannot_be_stored_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*args: Any, **kwargs: Any) -> None:
         raise StoreError("The disk is full.")
 
@@ -129,7 +129,7 @@ async def test_candidates_that_are_kept_count_as_memory() -> None:
         await until(lambda: service.memory.n_held == 0)
 
 
-async def test_a_list_goes_without_what_is_deleted_meanwhile(
+async def test_a_list_leaves_out_chats_deleted_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = Page.found

@@ -148,7 +148,9 @@ async def test_a_reference_that_was_stored_is_left_out() -> None:
         assert prompts[-1].count("Why?") == 2
 
 
-async def test_what_is_continued_counts_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_continued_items_are_counted_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     n_read = 0
 
     def noted(n: int, name: str, body: bytes) -> Part:

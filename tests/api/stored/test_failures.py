@@ -71,7 +71,7 @@ def locked(path: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("failure", [full_disk, locked])
-async def test_only_what_needs_the_store_fails_until_it_works_again(
+async def test_requests_that_need_the_store_fail_until_it_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Failure
 ) -> None:
     monkeypatch.setattr(database_module, "_PATIENCE", 0)

@@ -123,7 +123,7 @@ async def test_pages_go_both_ways() -> None:
         ([{}] * 100_001, "requests"),
     ],
 )
-async def test_what_is_no_batch_is_refused(requests: Any, param: str) -> None:
+async def test_invalid_batches_are_refused(requests: Any, param: str) -> None:
     async with client_of(answering("Hello")) as client:
         answer = await client.post(PATH, json={"requests": requests})
         assert answer.status_code == 400
@@ -132,7 +132,7 @@ async def test_what_is_no_batch_is_refused(requests: Any, param: str) -> None:
         assert (await client.get(PATH)).json()["data"] == []
 
 
-async def test_what_was_not_begun_is_canceled() -> None:
+async def test_a_cancel_ends_messages_that_have_not_begun() -> None:
     backend, gate = gated("Hello", n_slots=1)
     async with client_of(backend, parallel=1) as client:
         body = await begin(client, *(asked(n) for n in range(20)))

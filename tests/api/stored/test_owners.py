@@ -1,4 +1,4 @@
-"""What one API key has stored is not there for another one, on every route that there is."""
+"""Each route hides the records of one API key from other keys."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def kind_of(route: Route) -> str:
     return f"{path} of messages" if route.header else path
 
 
-#: What has ids. Usage has none.
+#: The kinds of records with ids. Usage has none.
 KINDS = {kind_of(each) for each in ROUTES} - {"/usage"}
 
-#: What the POSTs below an id need in their bodies.
+#: The bodies that POSTs below an id need.
 BODIES = {
     "/v1/chat/completions/<id_>": {"metadata": {"of": "two"}},
     "/v1/conversations/<id_>": {"metadata": {"of": "two"}},
@@ -211,7 +211,7 @@ async def test_another_key_continues_nothing(place: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["model", "router"])
-async def test_another_key_does_not_follow_what_runs(place: str) -> None:
+async def test_another_key_cannot_follow_a_running_response(place: str) -> None:
     async with clients(place) as (one, two):
         made = await posted(one, "/v1/responses", model="a", input="Hi", background=True)
         for path in (f"/v1/responses/{made['id']}?stream=true", f"/v1/stream?conv_id={made['id']}"):

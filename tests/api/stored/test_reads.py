@@ -83,7 +83,7 @@ async def test_pages_of_a_history_follow_one_another() -> None:
             assert found == whole
 
 
-async def test_what_is_read_is_counted_before(tmp_path: Path) -> None:
+async def test_items_are_counted_before_they_are_read(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     async with client_of(store=path) as client:
         items = [item("x" * 100_000) for _ in range(10)]
@@ -145,7 +145,7 @@ async def test_a_record_that_is_too_large_is_refused_before_the_work(how: str) -
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "record_too_large")
 
 
-async def test_a_batch_may_be_larger_than_what_is_written_at_once(
+async def test_a_batch_may_be_larger_than_one_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(records_module, "MAX_WRITE", 2**19)

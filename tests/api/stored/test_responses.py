@@ -119,7 +119,7 @@ async def test_errors_name_the_items_of_the_client() -> None:
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[0].role")
 
 
-async def test_tokens_of_what_is_continued_are_counted() -> None:
+async def test_tokens_of_continued_responses_are_counted() -> None:
     async with client_of(answering("Hello")) as client:
         first = await stored(client, input="x" * 100)
         asked = {"input": "y", "previous_response_id": first["id"]}
@@ -141,7 +141,7 @@ async def test_tokens_of_what_is_continued_are_counted() -> None:
         ({"previous_response_id": 7}, "previous_response_id"),
     ],
 )
-async def test_what_cannot_be_is_refused(fields: dict[str, Any], param: str) -> None:
+async def test_invalid_storing_fields_are_refused(fields: dict[str, Any], param: str) -> None:
     async with client_of() as client:
         answer = await client.post(RESPONSES, json={"input": "Hi", **fields})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
@@ -237,7 +237,7 @@ async def test_a_wrong_request_fails_at_once_in_the_background() -> None:
         assert number == []
 
 
-async def test_the_end_of_the_server_cancels_what_runs(tmp_path: Path) -> None:
+async def test_the_end_of_the_server_cancels_background_responses(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
     backend, gate = gated("0123456789" * 50)
     async with client_and_service(backend, store=path, drain_timeout=0) as (client, service):
@@ -267,7 +267,7 @@ async def test_responses_survive_a_restart(tmp_path: Path) -> None:
 # -- a router
 
 
-async def test_a_router_stores_what_its_models_answer() -> None:
+async def test_a_router_stores_responses_of_its_models() -> None:
     backend, prompts = noting("Fine.")
     async with routed({"a": backend}) as router:
         client = router.client
@@ -313,6 +313,6 @@ async def test_internal_values_are_not_taken_from_clients(many: bool) -> None:
             assert answer.json()["error"]["param"] == "input[0].role"
 
 
-async def test_a_route_that_is_not_there_is_no_response() -> None:
+async def test_an_unknown_route_below_responses_is_not_found() -> None:
     async with client_of() as client:
         assert (await client.post(f"{RESPONSES}/shrink", json={})).status_code == 404

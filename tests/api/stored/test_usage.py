@@ -68,7 +68,7 @@ async def test_a_request_of_each_api_is_counted_for_its_key(keys: str) -> None:
         assert 'trioserve:usage_output_tokens_total{key="chat"' in text
 
 
-async def test_metrics_show_a_key_its_own_usage_and_that_of_all_if_it_may_manage(keys: str) -> None:
+async def test_metrics_show_the_usage_of_a_key_and_to_managers_of_all_keys(keys: str) -> None:
     async def names(client: httpx.AsyncClient, key: str, path: str = "/metrics") -> set[str]:
         text = (await ask(client, key, path)).text
         assert "trioserve:http_answers_total" in text or "model=" in path
@@ -183,7 +183,7 @@ async def test_usage_comes_in_pages() -> None:
 
 
 @pytest.mark.parametrize("in_router", [False, True])
-async def test_what_waits_is_refused_when_the_budget_is_used_up_before_it_has_a_slot(
+async def test_waiting_requests_are_refused_when_the_budget_is_used_up(
     tmp_path: Path, in_router: bool
 ) -> None:
     path, may_go_on = tmp_path / "keys.toml", threading.Event()
@@ -230,7 +230,7 @@ async def test_what_waits_is_refused_when_the_budget_is_used_up_before_it_has_a_
         await assert_at_rest(server)
 
 
-async def test_a_router_has_what_its_models_report_and_keeps_budgets(keys: str) -> None:
+async def test_a_router_counts_the_usage_of_its_models_and_keeps_budgets(keys: str) -> None:
     async with routed(keys_file=keys, child={"keys_file": keys}) as router:
         assert router.fleet.on_usage is not None
         assert (await ask(router.client, "c", "/v1/chat/completions", CHAT)).status_code == 200

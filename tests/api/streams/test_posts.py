@@ -148,7 +148,7 @@ async def test_many_readers_see_the_same() -> None:
     assert text_in(seen[0]) == "0123456789" * 20
 
 
-async def test_what_is_lost_is_told() -> None:
+async def test_a_reader_of_discarded_bytes_gets_an_error() -> None:
     body = {**CHAT, "logprobs": True, "top_logprobs": 5}
     settings = {"stream_bytes": 2**16}
     async with client_and_service(answering("x" * 500), **settings) as (client, service):
@@ -180,7 +180,7 @@ async def test_a_reader_that_stalls_holds_nobody_up() -> None:
         assert text_in((await client.get(at())).content) == "x" * 2000
 
 
-async def test_a_reader_that_the_stream_has_overtaken_is_told() -> None:
+async def test_a_reader_that_is_too_slow_gets_an_error() -> None:
     async with client_and_service(answering("Hello")) as (client, service):
         await client.post(CHATS, json=CHAT, headers={**NAMED, **ASYNC})
         session = await until_closed(service)
@@ -240,7 +240,7 @@ async def test_delete_stops_a_stream_and_frees_its_slot() -> None:
 
 
 @pytest.mark.parametrize(("path", "body"), ROUTES)
-async def test_a_stream_that_is_stopped_says_so_in_the_form_of_its_api(
+async def test_a_stopped_stream_ends_with_an_error_in_the_form_of_its_api(
     path: str, body: dict[str, Any]
 ) -> None:
     async with client_of(endless()) as client:
@@ -305,7 +305,7 @@ async def test_the_end_of_the_server_ends_a_stream() -> None:
         assert (await client.get(at())).content == data  # as long as there are sockets
 
 
-async def test_a_server_that_is_stopped_at_once_still_says_so() -> None:
+async def test_a_server_that_stops_at_once_ends_streams_with_an_error() -> None:
     async with client_and_service(endless()) as (client, service):
         async with client.stream("POST", CHATS, json=STREAM, headers=NAMED) as response:
             parts = response.aiter_raw()
@@ -550,14 +550,14 @@ async def test_ollama_streams_without_being_asked() -> None:
 
 
 @pytest.mark.parametrize("stream", [0, "true"])
-async def test_what_is_no_boolean_asks_for_no_stream(stream: Any) -> None:
+async def test_stream_must_be_a_boolean(stream: Any) -> None:
     async with client_of(answering("Hello")) as client:
         answer = await client.post(CHATS, json={**CHAT, "stream": stream}, headers=ASYNC)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
 
 
 @pytest.mark.system
-async def test_a_stream_in_which_nothing_comes_has_pings_for_all_of_its_readers() -> None:
+async def test_a_silent_stream_has_pings_for_all_readers() -> None:
     backend, gate = gated("Hello")
     async with client_of(backend) as client:
         body = {**STREAM, "sse_ping_interval": 0.1}

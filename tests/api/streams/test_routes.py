@@ -86,7 +86,7 @@ async def test_head_tells_whether_there_is_a_stream() -> None:
         await client.delete("/v1/stream?conv_id=one")
 
 
-async def test_what_is_not_there_or_cannot_be() -> None:
+async def test_unknown_streams_and_invalid_names() -> None:
     async with client_of() as client:
         for url in ("/v1/stream?conv_id=one", "/v1/stream/one", "/v1/stream/" + "x" * 32):
             assert (await client.get(url)).status_code == 404

@@ -127,7 +127,7 @@ async def test_a_threshold_compacts_and_answers() -> None:
         assert usage["input_tokens"] == len(model.prompts[-1]) < 3000 < len(model.prompts[-2])
         assert usage["compaction"]["input_tokens"] == len(model.prompts[-2])
         # All items come back; what was before the compaction is gone but for the rules.
-        again = [*history, *response["output"], said("user", "Go on.")]
+        again = [*history, *response["output"], said("user", "Continue.")]
         await post(client, input=again, context_management=managed)
     assert len(model.prompts) == 4
     last = model.prompts[-1]
@@ -165,7 +165,7 @@ async def test_the_route() -> None:
     def use(client: openai.OpenAI) -> None:
         compacted = client.responses.compact(model="any", input=history)
         output: Any = compacted.to_dict(warnings=False)["output"]
-        more = [*output, said("user", "Go on.")]
+        more = [*output, said("user", "Continue.")]
         found.append((compacted, client.responses.create(model="any", input=more).output_text))
         first = client.responses.create(model="any", input=history)
         found.append(client.responses.compact(model="any", previous_response_id=first.id))
@@ -231,7 +231,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("item", FOREIGN)
-async def test_what_another_server_wrote_is_refused(item: dict[str, Any]) -> None:
+async def test_compactions_of_other_servers_are_refused(item: dict[str, Any]) -> None:
     async with serve(Model()) as client:
         error = await refused(client, input=[said("user", "Hi"), item])
         assert error["param"].startswith("input[1].encrypted_content")
@@ -246,7 +246,7 @@ async def test_what_another_server_wrote_is_refused(item: dict[str, Any]) -> Non
             await post(client, input=[said("user", "Hi"), item])
 
 
-async def test_what_the_answer_must_be_is_no_matter_of_the_summary() -> None:
+async def test_constraints_of_the_answer_leave_the_summary_free() -> None:
     """Required calls, formats and stop strings count for the answer alone."""
     call_text = '<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call>'
     managed = [{"type": "compaction", "compact_threshold": 10}]
@@ -280,7 +280,7 @@ async def test_files_are_kept() -> None:
     given = [said("user", "fact-one"), said("assistant", "Ah."), {"role": "user", "content": parts}]
     async with serve(model, projector=WordProjector()) as client:
         response = await post(client, input=given, context_management=managed)
-        again = [response["output"][0], said("user", "Go on.")]
+        again = [response["output"][0], said("user", "Continue.")]
         await post(client, input=again)
     assert len(model.prompts) == 3
     for prompt in model.prompts:
@@ -301,11 +301,11 @@ async def test_in_the_background_and_resumed() -> None:
         assert payloads_in(again.content) == events[4:]
         stored = (await client.get(f"/v1/responses/{id_}")).json()
         assert [one["type"] for one in stored["output"]] == ["compaction", "message"]
-        await post(client, input="Go on.", previous_response_id=id_)
+        await post(client, input="Continue.", previous_response_id=id_)
         assert "Summary: fact-one" in model.prompts[-1]
         assert model.prompts[-1].count("fact-one") == 2  # in the summary, and in the last turn
         triggered = await post(client, input=[TRIGGER], previous_response_id=id_)
-        await post(client, input="Go on.", previous_response_id=triggered["id"])
+        await post(client, input="Continue.", previous_response_id=triggered["id"])
         assert "Summary: fact-one" in model.prompts[-1]
 
 

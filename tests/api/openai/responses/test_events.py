@@ -1,4 +1,4 @@
-"""How responses grow: however the output is split, the response is the same."""
+"""Responses while they grow: the response is the same for all splits of the output."""
 
 from __future__ import annotations
 

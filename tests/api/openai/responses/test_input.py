@@ -57,7 +57,7 @@ def test_messages_in_all_their_forms() -> None:
     ]
 
 
-def test_what_the_assistant_did_is_one_message() -> None:
+def test_items_of_the_assistant_are_one_message() -> None:
     items = [
         {"role": "user", "content": "Weather?"},
         {
@@ -141,7 +141,7 @@ def test_calls_that_the_server_has_made() -> None:
     ]
 
 
-def test_calls_of_which_the_client_makes_one_are_one_message() -> None:
+def test_calls_of_one_step_are_one_message() -> None:
     own = {"type": "function_call", "call_id": "g", "name": "g", "arguments": ""}
     output = {"type": "function_call_output", "call_id": "g", "output": "2"}
     items = [made("f", output="1", trioserve_step="a"), {**own, "trioserve_step": "a"}, output]
@@ -152,7 +152,7 @@ def test_calls_of_which_the_client_makes_one_are_one_message() -> None:
     assert messages_of([*items, hi, *items]) == [*expected, hi, *expected]
 
 
-def test_without_the_names_of_steps_each_call_is_a_step() -> None:
+def test_without_names_of_steps_each_call_is_a_step() -> None:
     items = [made("f", output="1"), made("g", output="2")]
     assert messages_of(items) == [called("f"), result("f", "1"), called("g"), result("g", "2")]
 
@@ -373,7 +373,7 @@ def test_messages_of_agents_and_files_of_codex() -> None:
             "recipient": "/root/a",
             "content": [
                 {"type": "encrypted_content", "encrypted_content": "gAAA"},
-                {"type": "input_text", "text": "Go on."},
+                {"type": "input_text", "text": "Continue."},
             ],
         },
         {"type": "reasoning", "content": [{"type": "text", "text": "Hm."}]},
@@ -381,14 +381,14 @@ def test_messages_of_agents_and_files_of_codex() -> None:
         {"type": "configuration_update"},
     ]
     first, thought, heard = messages_of(said)
-    assert first == {"role": "user", "content": "Go on."}
+    assert first == {"role": "user", "content": "Continue."}
     assert thought["reasoning_content"] == "Hm."
     (part,) = heard["content"]
     assert (part["media"].kind, part["media"].url) == ("audio", "https://example.org/a.wav")
 
 
 @pytest.mark.parametrize(("body", "param", "problem"), [*refused()])
-def test_what_is_wrong_is_named(body: dict[str, Any], param: str, problem: str | None) -> None:
+def test_errors_name_the_field(body: dict[str, Any], param: str, problem: str | None) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         ResponsesRequest.parse(body)
     assert caught.value.param == param
@@ -397,7 +397,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str, problem: str |
         assert caught.value.message == f"'{param}' {problem}"
 
 
-def test_what_changes_nothing_is_taken() -> None:
+def test_fields_without_effect_are_accepted() -> None:
     fields = {
         "store": True,
         "background": False,
@@ -439,7 +439,7 @@ def test_errors_of_chats_name_items(message: str, param: str, expected: tuple[st
     assert (caught.value.message, caught.value.param) == expected
 
 
-async def test_a_call_without_an_answer_cannot_go_on() -> None:
+async def test_a_call_without_a_result_cannot_be_continued() -> None:
     items = [{"role": "user", "content": "Hi"}, CALL]
     request = ResponsesRequest.parse({"input": items})
     backend = ScriptedBackend(chat_template=CHATML)
@@ -471,7 +471,7 @@ fields = st.sampled_from(FIELDS.split())
 
 
 @given(json_values | st.just("Hi"), st.dictionaries(fields, json_values, max_size=2))
-def test_whatever_comes_is_a_chat_or_a_400(items: Any, body: dict[str, Any]) -> None:
+def test_any_body_is_a_chat_or_a_400(items: Any, body: dict[str, Any]) -> None:
     try:
         request = ResponsesRequest.parse({"input": items, **body})
     except InvalidRequestError:

@@ -74,7 +74,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("sees", "cases"), [(False, [(image(), "image_url")]), (True, WRONG)])
-async def test_errors_are_those_of_the_sdk(sees: bool, cases: list[tuple[Any, str]]) -> None:
+async def test_the_sdk_raises_errors_that_name_the_part(
+    sees: bool, cases: list[tuple[Any, str]]
+) -> None:
     def use(client: openai.OpenAI) -> None:
         for part, field in cases:
             items: Any = user(part)

@@ -173,7 +173,7 @@ async def test_progress_and_timings() -> None:
     assert all("timings" in event for event in deltas)
 
 
-async def test_an_answer_that_goes_on() -> None:
+async def test_an_answer_continues_the_last_message() -> None:
     backend, prompts = noting(" upon a time")
     items = [{"role": "user", "content": "Go"}, {"role": "assistant", "content": "Once"}]
     async with client_of(backend) as client:
@@ -256,7 +256,7 @@ class Place(pydantic.BaseModel):
     size: int
 
 
-async def test_the_sdk_parses_what_it_asked_for() -> None:
+async def test_the_sdk_parses_a_structured_answer() -> None:
     def use(client: openai.OpenAI) -> None:
         parsed = client.responses.parse(model="any", input="Where?", text_format=Place)
         assert parsed.output_parsed == Place(city="Paris", size=2)
@@ -308,7 +308,7 @@ async def bundled() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_the_bundled_model_answers_and_calls_what_it_must() -> None:
+async def test_the_bundled_model_answers_and_calls_the_chosen_tool() -> None:
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
     name = {"type": "function", "name": "weather"}
     tools = [{"type": "function", "name": "time"}, {**name, "parameters": schema}]

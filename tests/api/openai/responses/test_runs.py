@@ -1,4 +1,4 @@
-"""Responses for which the server runs tools, on the wire, and with OpenAI's SDK."""
+"""Responses with tools that the server runs, on the wire, and with OpenAI's SDK."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESPONSES = "/v1/responses"
 RUN = {"input": "Weather?", "trioserve_run_tools": True}
 MINE = {"type": "function", "name": "mine", "parameters": {"type": "object"}}
 
-#: What begins the types of events that OpenAI's API does not have.
+#: The prefix of the types of events that OpenAI's API does not have.
 OURS = "response.trioserve_"
 
 
@@ -111,7 +111,7 @@ def check_items(response: dict[str, Any]) -> None:
 
 
 def stable(response: dict[str, Any]) -> Any:
-    """What two responses to the same request have in common."""
+    """The parts that two responses to the same request have in common."""
     names = ("id", "trioserve_step")
     items = [
         {name: value for name, value in item.items() if name not in names}
@@ -193,7 +193,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-async def test_what_makes_no_sense_is_refused() -> None:
+async def test_invalid_options_of_a_run_are_refused() -> None:
     async with client_of_tools(both(), WEATHER) as (client, _):
         for fields, param, message in REFUSED:
             answer = await client.post(RESPONSES, json={**RUN, **fields})
