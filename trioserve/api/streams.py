@@ -106,30 +106,23 @@ WAIT = 0.25
 _WAIT_SECONDS = re.compile(r'wait\s*=\s*"?([0-9]{1,9})"?', re.ASCII)
 
 
-@attrs.frozen
-class _Wanted:
-    """The session that the headers of a POST ask for."""
+def _wanted(headers: Headers) -> tuple[str, float | None] | None:
+    """Read the session that the headers of a POST ask for; None: they ask for none.
 
-    conversation: str  # empty: none
-    wait: float | None  # seconds until the 202; none: the answer is to be the stream
-
-    @classmethod
-    def read(cls, headers: Headers) -> _Wanted | None:
-        """Read the headers; None: no session. Raises InvalidRequestError: the id is invalid."""
-        wanted = [
-            each.partition(";")[0].strip().lower()
-            for value in headers.getlist("Prefer")
-            for each in value.split(",")
-        ]
-        is_async = "respond-async" in wanted
-        if ID not in headers and not is_async:
-            return None
-        given = [_WAIT_SECONDS.fullmatch(each) for each in wanted]
-        seconds = next((float(each[1]) for each in given if each is not None), WAIT)
-        return cls(
-            conversation_id(headers[ID].encode("latin-1"), ID) if ID in headers else "",
-            seconds if is_async else None,
-        )
+    Gives its name, which may be empty, and the seconds until the 202; None: the answer is a stream.
+    """
+    wanted = [
+        each.partition(";")[0].strip().lower()
+        for value in headers.getlist("Prefer")
+        for each in value.split(",")
+    ]
+    is_async = "respond-async" in wanted
+    if ID not in headers and not is_async:
+        return None
+    name = conversation_id(headers[ID].encode("latin-1"), ID) if ID in headers else ""
+    given = [_WAIT_SECONDS.fullmatch(each) for each in wanted]
+    seconds = next((float(each[1]) for each in given if each is not None), WAIT)
+    return name, seconds if is_async else None
 
 
 def resumable(route: Route, app: AppState, answer: Responder) -> Responder:
@@ -138,21 +131,21 @@ def resumable(route: Route, app: AppState, answer: Responder) -> Responder:
     async def begin(
         incoming: Incoming, caller: Caller, values: Mapping[str, str], **more: Any
     ) -> Reply:
-        wanted = _Wanted.read(caller.headers)
-        if wanted is None:
+        if (wanted := _wanted(caller.headers)) is None:
             return await answer(incoming, caller, values, **more)
+        name, wait = wanted
+        is_async = wait is not None
         app.streams.check_open()
-        if not await _asks_for_stream(route, incoming, always=wanted.wait is not None):
+        if not await _asks_for_stream(route, incoming, always=is_async):
             return await answer(incoming, caller, values, **more)
 
         async def ask(other: Caller) -> Reply:
             incoming.held = other.held
             return await answer(incoming, other, values, **more)
 
-        is_async = wanted.wait is not None
-        session = app.streams.start(caller, wanted.conversation, route, ask, secret=is_async)
-        wait = math.inf if wanted.wait is None else wanted.wait
-        if (failed := await reply_of_failed(app, session, wait)) is not None:
+        session = app.streams.start(caller, name, route, ask, secret=is_async)
+        seconds = math.inf if wait is None else wait
+        if (failed := await reply_of_failed(app, session, seconds)) is not None:
             return failed
         if is_async:
             return _accepted(app, session)

@@ -16,20 +16,18 @@ import trio
 from tests.support.clients import TIMEOUT, client_and_service, client_of
 from tests.support.event_source import gated
 from tests.support.scripts import answering
+from tests.support.stored import RESPONSES, stored
 from tests.support.waiting import until
 from trioserve.api import streams
 from trioserve.api.sessions import StreamSession
 from trioserve.errors import StoreError
 from trioserve.store import Records, Store
 
-RESPONSES = "/v1/responses"
 TEXT = "0123456789" * 5
 
 
-async def begun(client: httpx.AsyncClient, **fields: Any) -> str:
-    answer = await client.post(RESPONSES, json={"input": "Hi", "background": True, **fields})
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["id"])
+async def begun(client: httpx.AsyncClient) -> str:
+    return str((await stored(client, background=True))["id"])
 
 
 async def status_of(client: httpx.AsyncClient, id_: str) -> str:

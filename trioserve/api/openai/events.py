@@ -92,21 +92,11 @@ class Frame:
 
 
 class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
-    """Writes the chunks of a streamed chat, of one or more choices, or of a run of tools.
+    """Writes the chunks of a streamed chat, of `n` choices, or of a run of tools.
 
     Without ``include_usage`` the last chunk of each choice carries its timings, as in
-    llama-server; with it, one more chunk carries the usage of all, as in OpenAI's API.
-
-    Args:
-        request: what was asked for.
-        params: how it is answered.
-        writer: writes ``__verbose``.
-        prompt: of all choices; none: it is known when the run has ended.
-        n: how many choices there are.
-
-    Attributes:
-        request, params, writer, prompt, n: as above.
-        id: of the answer.
+    llama-server; with it, one more chunk carries the usage of all, as in OpenAI's API. The `prompt`
+    of a run is known at its end.
     """
 
     def __init__(

@@ -62,22 +62,17 @@ _NAMES = {"messages": "input", "response_format": "text.format", "prompt": "inpu
 
 @attrs.define
 class Conversation:
-    """The messages of a chat, and for each the field that it begins with: ``input[2]``.
-
-    Attributes:
-        tools: those that items of the conversation add, each with its place.
-        in_namespaces: the functions of calls that name a namespace, and that.
-        tool_places: where the tools of the chat are in the request.
-        trigger: the place of the item that asks for a compaction; empty without one.
-        users: the messages of the user that no compaction replaces, as they are in the request.
-    """
+    """The messages of a chat, and for each the field that it begins with: ``input[2]``."""
 
     messages: list[dict[str, Any]] = attrs.field(factory=list)
     places: list[str] = attrs.field(factory=list)
+    #: Tools that items add, each with its place; and the places of all tools of the chat.
     tools: list[tuple[str, dict[str, Any]]] = attrs.field(factory=list)
-    in_namespaces: list[tuple[dict[str, Any], str]] = attrs.field(factory=list)
     tool_places: list[str] = attrs.field(factory=list)
-    trigger: str = ""
+    #: The functions of calls that name a namespace, and that.
+    in_namespaces: list[tuple[dict[str, Any], str]] = attrs.field(factory=list)
+    trigger: str = ""  # the place of the item that asks for a compaction
+    #: The messages of the user that no compaction replaces, as they are in the request.
     users: list[Item] = attrs.field(factory=list)
     #: The message of the last step that the server took, and the name of that step.
     _step: tuple[str, dict[str, Any]] | None = None
