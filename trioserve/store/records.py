@@ -180,9 +180,12 @@ class Records:
         """Read rows with their bodies, which are counted before."""
         if self.count is not None:
             sizes = f"SELECT length(body) AS size FROM {source}"
-            (n,) = self._sql(f"SELECT coalesce(sum(size), 0) FROM ({sizes})", values).fetchone()
-            self.count(n)
+            self.count(self._number(f"SELECT coalesce(sum(size), 0) FROM ({sizes})", values))
         return self._sql(f"SELECT {columns} FROM {source}", values).fetchall()
+
+    def _number(self, query: str, values: Sequence[Any] = ()) -> int:
+        (n,) = self._sql(query, values).fetchone()
+        return int(n)
 
     # -- records
 
@@ -197,8 +200,7 @@ class Records:
 
     def find(self, id: str, kind: str, owner: bytes) -> Record | None:
         """Find a record of an owner, and note that it is in use."""
-        source = f"records WHERE id = ? AND kind = ? AND owner = ? AND is_open != {DRAFT}"
-        rows = self._counted(_COLUMNS, source, (id, kind, owner))
+        rows = self._counted(_COLUMNS, _FOUND, (id, kind, owner))
         if not rows:
             return None
         self._note_use(id)
@@ -208,9 +210,7 @@ class Records:
         """Find some fields of a record, which are no objects, and note that it is in use."""
         fields = ", ".join(["json_extract(CAST(body AS TEXT), ?)"] * len(names)) or "id"
         found: tuple[Any, ...] | None = self._sql(
-            f"SELECT {fields} FROM records "
-            f"WHERE id = ? AND kind = ? AND owner = ? AND is_open != {DRAFT}",
-            (*(f"$.{name}" for name in names), id, kind, owner),
+            f"SELECT {fields} FROM {_FOUND}", (*(f"$.{name}" for name in names), id, kind, owner)
         ).fetchone()
         if found is not None:
             self._note_use(id)
@@ -351,10 +351,9 @@ class Records:
 
     def next_number(self, id: str, side: str) -> int:
         """The number that the next part of a side has."""
-        (n,) = self._sql(
+        return self._number(
             "SELECT coalesce(max(n), -1) + 1 FROM parts WHERE record = ? AND side = ?", (id, side)
-        ).fetchone()
-        return int(n)
+        )
 
     def named(self, name: str, owner: bytes, *kinds: str) -> Ref | None:
         """Find a part of an owner by its name, in records of some kinds, which are then in use."""
@@ -378,11 +377,10 @@ class Records:
 
     def size_of(self, id: str, side: str) -> int:
         """The bytes of the parts on a side of a record."""
-        (n,) = self._sql(
+        return self._number(
             "SELECT coalesce(sum(length(body)), 0) FROM parts WHERE record = ? AND side = ?",
             (id, side),
-        ).fetchone()
-        return int(n)
+        )
 
     # -- room
 
@@ -392,7 +390,8 @@ class Records:
         Raises:
             StoreFullError: all else is work that is not over, or the record itself.
         """
-        excess = self._n_bytes() + n_bytes - self._max_bytes
+        held = self._number("SELECT coalesce(sum(size), 0) FROM sizes")
+        excess = held + n_bytes - self._max_bytes
         while excess > 0:
             found = next(self._evictable(for_record), None) if n_bytes <= self._max_bytes else None
             if found is None:
@@ -426,10 +425,6 @@ class Records:
                 f"have {most}, to leave room for other keys: --store-size is {self._max_bytes}."
             )
 
-    def _n_bytes(self) -> int:
-        (n,) = self._sql("SELECT coalesce(sum(size), 0) FROM sizes").fetchone()
-        return int(n)
-
     def _evictable(self, besides: str) -> Iterator[tuple[str, int]]:
         for (owner,) in self._sql("SELECT owner FROM sizes ORDER BY size DESC").fetchall():
             yield from self._sql(
@@ -439,5 +434,6 @@ class Records:
             )
 
 
+_FOUND = f"records WHERE id = ? AND kind = ? AND owner = ? AND is_open != {DRAFT}"
 _COLUMNS = "id, kind, owner, created, is_open, body"
 _PART = "n, name, body"

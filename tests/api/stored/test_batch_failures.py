@@ -308,7 +308,8 @@ async def test_a_batch_expires_in_a_full_store(tmp_path: Path) -> None:
     def expire(records: Records) -> None:
         (batch,) = records.open_ones(KIND)
         records.change(batch.id, {**batch.body, "expires_at": 1}, is_open=True)
-        n_free = 2**20 - records._n_bytes() - 100
+        (held,) = records.connection.execute("SELECT sum(size) FROM sizes").fetchone()
+        n_free = 2**20 - held - 100
         records.append(batch.id, PENDING, [Part.of(10**6, "", {"custom_id": "x" * n_free})])
 
     async with open_store(path) as store:
