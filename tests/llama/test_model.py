@@ -15,7 +15,6 @@ from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama import library, machine, model
-from trioserve.llama.layout import kv_cache_size
 from trioserve.llama.model import LlamaModel
 from trioserve.models import BUNDLED
 from trioserve.models.gguf import check_file
@@ -186,23 +185,6 @@ def test_a_vocabulary_without_the_token_it_wants_added_is_refused(
     monkeypatch.setattr(library.lib, "llama_vocab_bos", lambda _handle: -1)
     with pytest.raises(ModelLoadError, match="adds a BOS token to texts, but has none"):
         LlamaModel.load(Config())
-
-
-@pytest.mark.parametrize(
-    ("function", "answer"),
-    [
-        ("llama_model_is_recurrent", True),
-        ("llama_model_is_hybrid", True),
-        ("llama_model_n_swa", 512),
-    ],
-)
-def test_models_that_forget_cannot_be_cut(
-    monkeypatch: pytest.MonkeyPatch, function: str, answer: object
-) -> None:
-    monkeypatch.setattr(library.lib, function, lambda _handle: answer)
-    with LlamaModel.load(Config()) as loaded:
-        assert not loaded.can_cut
-        assert kv_cache_size(loaded, Config(), 1024) == 0
 
 
 # -- release

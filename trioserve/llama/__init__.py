@@ -7,8 +7,8 @@ Only this package imports llama_cpp.
 allows them. `drafter` and `heads` guess what comes next. `devices` and `machine` describe the
 hardware; `shape`, `fit` and `room` make a model fit its memory. `backend` combines them for the
 engine, and `embedding` for the embedding engine. `trial` computes what requests will ask for, and
-where the files are new, `trial_process` does that in another process; `adapter_trial` does so for
-adapters that come later.
+where the files are new, `trial_process` does that in another process, as for adapters that come
+later.
 All arguments are checked before they reach C, because llama.cpp aborts the process on bad values.
 Importing this package is cheap: the first call of `load` imports llama_cpp.
 """
@@ -78,7 +78,7 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
 
 
 def _load(config: Config, progress: Progress | None) -> LlamaBackend | LlamaEmbedder:
-    from trioserve.llama import adapter_trial, devices, room, trial
+    from trioserve.llama import devices, room, trial, trial_process
     from trioserve.llama.backend import LlamaBackend
     from trioserve.log import get_logger
     from trioserve.models.tried import LoadedFiles
@@ -91,15 +91,13 @@ def _load(config: Config, progress: Progress | None) -> LlamaBackend | LlamaEmbe
     is_new = not files.are_known
     # A server with other machines is watched, and they have one client at a time.
     if is_new and config.trial_load and not config.rpc and sys.platform != "win32":
-        from trioserve.llama import trial_process
-
         first, progress = _halves(progress)
         is_new = not trial_process.run(fitted, first)
         if files != LoadedFiles.of(config, devices.versions()):
             raise ModelLoadError("a file of the model was replaced while it was tried")
     backend = load_here(fitted, progress=progress)
     if isinstance(backend, LlamaBackend):
-        backend.try_adapter = partial(adapter_trial.try_adapter, fitted)
+        backend.try_adapter = partial(trial_process.try_adapter, fitted)
         if found is not None:
             backend.spare_ram = room.spare_ram(config, found)
     try:

@@ -108,16 +108,8 @@ def read_shape(path: Path, overridden: Mapping[str, str] = _NONE) -> Shape | Non
         path: of the first file.
         overridden: values that are used in place of those in the file, by their keys.
     """
-    stats = tuple((part, *_version(part)) for part in gguf.parts_of(path))
+    stats = tuple((part, *gguf.version_of(part)) for part in gguf.parts_of(path))
     return _read(stats, tuple(overridden.items()))
-
-
-def _version(path: Path) -> tuple[int, ...]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return ()
-    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
 
 
 @lru_cache(maxsize=4)  # a model is measured before it is loaded

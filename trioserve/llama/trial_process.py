@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import closing, suppress
+from pathlib import Path
 from time import monotonic
 from typing import IO, Any, TypeAlias
 
@@ -23,12 +24,15 @@ import msgspec
 from trioserve.children import inside
 from trioserve.children.child import Child, ChildError, how
 from trioserve.config import Config
+from trioserve.config.checks import without_drafts
 from trioserve.config.flags import SECRET_VARIABLES
 from trioserve.errors import ModelLoadError
 from trioserve.llama import devices, estimate, library
 from trioserve.llama.estimate import Estimate
+from trioserve.llama.machine import free_memory
 from trioserve.log import get_logger
 from trioserve.models import resolve
+from trioserve.models.gguf import check_file
 from trioserve.models.tried import LoadedFiles
 
 Progress: TypeAlias = Callable[[float], bool]
@@ -38,6 +42,9 @@ _log = get_logger("trioserve")
 #: Seconds without progress after which the process is ended. A decode on a slow disk may take long.
 _PATIENCE = 600.0
 _POLL = 0.1
+
+#: Tokens of the context in which an adapter is tried.
+_TRIAL_CONTEXT = 512
 
 #: Bytes of one of its messages, and of the end of its log that is read.
 _MAX_MESSAGE = _MAX_LOG = 2**16
@@ -77,6 +84,33 @@ def run(config: Config, progress: Progress | None = None) -> bool:
         ModelLoadError: the files cannot be used, or end the process; or `progress` cancelled.
     """
     return _answers(config, progress) is not None
+
+
+def try_adapter(config: Config, path: Path) -> None:
+    """Try an adapter that comes to a loaded model, if the file is new to this machine. Blocks.
+
+    Raises:
+        ModelLoadError: it cannot be used, was replaced meanwhile, or needs more than is free.
+    """
+    check_file(path)
+    free = free_memory()
+    if free is not None and path.stat().st_size > free:
+        raise ModelLoadError(f"The LoRA adapter {path} is larger than the memory that is free.")
+    config = attrs.evolve(
+        without_drafts(config),
+        lora=(f"{path}:1",),
+        lora_init_without_apply=False,
+        control_vector=(),
+        ctx_size=_TRIAL_CONTEXT,
+        parallel=1,
+    )
+    files = LoadedFiles.of(config, devices.versions())
+    if files.are_known or not config.trial_load or config.rpc or sys.platform == "win32":
+        return
+    run(config)
+    if files != LoadedFiles.of(config, devices.versions()):
+        raise ModelLoadError(f"The LoRA adapter {path} was replaced while it was tried.")
+    files.remember()
 
 
 def measure(config: Config) -> Estimate:

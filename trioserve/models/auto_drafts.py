@@ -37,10 +37,12 @@ class _File:
     @classmethod
     def read(cls, path: Path) -> Self | None:
         """Read the headers of all parts; None if one cannot be read."""
+        arch, names = "", list[bytes]()
         try:
-            with gguf.read(path) as header:
-                arch = header.text("general.architecture")
-            names = [name for part in gguf.parts_of(path) for name in _tensors(part)]
+            for part in gguf.parts_of(path):
+                with gguf.read(part) as header:
+                    arch = arch or header.text("general.architecture")
+                    names += [one.name for one in header.tensors()]
         except (ModelLoadError, OSError):
             return None
         return cls(
@@ -165,11 +167,6 @@ def _head(model: Path, config: Config) -> tuple[str | None, str | None, str]:
     if why := refusal(own.arch, kind):
         return no(why)
     return kind, str(beside), f"{kind}: the head in {beside.name}, beside the model"
-
-
-def _tensors(path: Path) -> list[bytes]:
-    with gguf.read(path) as header:
-        return [one.name for one in header.tensors()]
 
 
 def _bare(path: str) -> str:

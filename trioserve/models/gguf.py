@@ -403,3 +403,12 @@ def total_size(files: Iterable[Path]) -> int:
         except OSError:
             continue
     return total
+
+
+def version_of(path: Path) -> tuple[int, ...]:
+    """Return size, times, inode and device of a file, which tell it from another; () without it."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return ()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev

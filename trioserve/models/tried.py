@@ -47,7 +47,10 @@ class LoadedFiles:
         Raises:
             ModelLoadError: the model is one of the hub that is not in the cache.
         """
-        found = [_identity(path) for path in _files(config)]
+        found = [
+            " ".join((os.path.abspath(path), *map(str, gguf.version_of(path))))
+            for path in _files(config)
+        ]
         if not found:
             return cls("", None)
         heads = [config.head_type] if config.head_type is not None else []
@@ -87,15 +90,6 @@ def _files(config: Config) -> Iterator[Path]:
         yield from gguf.parts_of(resolve(config.spec_draft_model))
     for path, _ in (*config.lora_files, *config.control_vector_files):
         yield Path(path)
-
-
-def _identity(path: Path) -> str:
-    try:
-        stat = path.stat()
-    except OSError:
-        return f"{path} is missing"
-    numbers = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev)
-    return " ".join((os.path.abspath(path), *map(str, numbers)))
 
 
 def _folder(environ: Mapping[str, str]) -> Path | None:
