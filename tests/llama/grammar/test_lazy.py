@@ -229,39 +229,26 @@ def spell(backend: LlamaBackend, matcher: LazyMatcher, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "names"),
+    ("pattern", "marker", "text", "names"),
     [
-        ("", {b"t"}),
-        ("t", {b"t", b"x"}),
-        ("tt", set()),  # the grammar, to its end
+        ("tt", "txy", "", {b"t"}),
+        ("tt", "txy", "t", {b"t", b"x"}),
+        ("tt", "txy", "tt", set()),  # the grammar, to its end
+        ("tt", "txy", "txyabc.tt", set()),  # it begins anew after reasoning
+        ("[a-z][a-z][a-z]", "tx", "txt", set()),  # the grammar allows the marker, too
     ],
 )
-def test_both_begin_alike(backend: LlamaBackend, text: str, names: set[bytes]) -> None:
-    grammar = Grammar("regex", "tt", thinking=Thinking(start="txy", end="."))
+def test_reasoning_and_a_grammar_that_begin_alike(
+    backend: LlamaBackend, pattern: str, marker: str, text: str, names: set[bytes]
+) -> None:
+    grammar = Grammar("regex", pattern, thinking=Thinking(start=marker, end="."))
     matcher = matcher_for(backend.compile(grammar))
     assert isinstance(matcher, LazyMatcher)
     spell(backend, matcher, text)
     found = {backend.vocab.names[token] for token in allowed(matcher).ids}
     assert {name for name in found if len(name) == 1} == names
-    matcher.close()
-
-
-def test_the_grammar_begins_anew_after_reasoning_that_began_like_it(backend: LlamaBackend) -> None:
-    grammar = Grammar("regex", "tt", thinking=Thinking(start="txy", end="."))
-    matcher = matcher_for(backend.compile(grammar))
-    assert isinstance(matcher, LazyMatcher)
-    spell(backend, matcher, "txyabc.tt")
-    assert set(allowed(matcher).ids) == set(backend.vocab.end_of_generation)
-    matcher.close()
-
-
-@pytest.mark.system
-def test_a_marker_that_the_grammar_allows_is_its_own(backend: LlamaBackend) -> None:
-    grammar = Grammar("regex", "[a-z]{3}", thinking=Thinking(start="tx", end="."))
-    matcher = matcher_for(backend.compile(grammar))
-    assert isinstance(matcher, LazyMatcher)
-    spell(backend, matcher, "txt")
-    assert set(allowed(matcher).ids) == set(backend.vocab.end_of_generation)
+    if not names:
+        assert set(allowed(matcher).ids) == set(backend.vocab.end_of_generation)
     matcher.close()
 
 
