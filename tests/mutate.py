@@ -13,8 +13,6 @@ import argparse
 import ast
 import copy
 import json
-import linecache
-import operator
 import os
 import random
 import re
@@ -145,18 +143,6 @@ def mutants_of(path: str) -> list[Mutant]:
     return found
 
 
-def drawn(mutants: list[Mutant], seed: int) -> list[Mutant]:
-    """Put mutants in random order, which does not change for those whose line stays as it is."""
-    seen: Counter[str] = Counter()
-    order = []
-    for mutant in mutants:
-        line = linecache.getline(str(ROOT / mutant.path), mutant.line).strip()
-        key = f"{seed} {mutant.path} {line} {mutant.change}"
-        seen[key] += 1
-        order.append((random.Random(f"{key} {seen[key]}").random(), mutant))
-    return [mutant for _, mutant in sorted(order, key=operator.itemgetter(0))]
-
-
 def mutated(mutant: Mutant, source: str) -> str:
     """The source of its module, with the change."""
     tree = ast.parse(source)
@@ -229,13 +215,11 @@ def copy_of_tree(folder: Path) -> Path:
     return folder
 
 
-def judge(mutant: Mutant, folder: Path, reach: Reach, seconds: float, first: str) -> list[str]:
+def judge(mutant: Mutant, folder: Path, reach: Reach, seconds: float) -> list[str]:
     """Run a mutant in a copy: how it ended, and the test that killed it."""
     tests = reach.tests(mutant, seconds)
     if not tests:
         return ["not reached", ""]
-    if first in tests:
-        tests = [first, *(test for test in tests if test != first)]
     file = folder / mutant.path
     source = file.read_text(encoding="utf-8")
     stat = file.stat()
@@ -259,18 +243,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=30.0, help="of tests for each mutant")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--report", type=Path, help="a file for the results, which are read first")
+    parser.add_argument("--report", type=Path, help="a file for the results")
     parser.add_argument("targets", nargs="*", default=TARGETS)
     options = parser.parse_args()
 
     files = [file for target in options.targets for file in sorted(python_files(ROOT / target))]
     population = [mutant for file in files for mutant in mutants_of(str(file.relative_to(ROOT)))]
-    sample = drawn(population, options.seed)[: options.count]
-    killers: dict[str, str] = {}
-    if options.report and options.report.exists():
-        earlier = json.loads(options.report.read_text(encoding="utf-8"))
-        killers = {name: killer for name, (_, killer) in earlier.items()}
-
+    count = min(options.count, len(population))
+    sample = random.Random(options.seed).sample(population, count)
     results: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         copies: SimpleQueue[Path] = SimpleQueue()
@@ -280,8 +260,7 @@ def main() -> None:
 
         def work(mutant: Mutant) -> None:
             folder = copies.get()
-            killer = killers.get(mutant.name, "")
-            results[mutant.name] = judge(mutant, folder, reach, options.seconds, killer)
+            results[mutant.name] = judge(mutant, folder, reach, options.seconds)
             copies.put(folder)
             print(len(results), mutant.name, *results[mutant.name], flush=True)
 
