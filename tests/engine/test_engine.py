@@ -170,13 +170,6 @@ def test_a_cancelled_task_is_gone_by_the_next_step(steps: int) -> None:
     assert harness.backend.n_samplers == 0
 
 
-def test_cache_prompt_can_be_turned_off() -> None:
-    harness = Harness()
-    for task_id in (1, 2):
-        harness.complete(task_id, "the same", cache_prompt=False)
-    assert harness.finish(2).timings.cache_n == 0
-
-
 def test_stop_strings_and_limits() -> None:
     harness = Harness()
     harness.submit(1, "one, two", stop=(", T",))

@@ -68,6 +68,10 @@ def cache(limit: int = 100, max_checkpoints: int = 9, useless: set[int] | None =
     return RamCache(limit, cuttable=0, max_checkpoints=max_checkpoints, is_useful=is_useful)
 
 
+def state(keys: list[int], size: int, *, is_checkpoint: bool = False) -> CachedState:
+    return CachedState(keys, ROOT, bytes(size), is_checkpoint)
+
+
 def held(ram: RamCache) -> list[int]:
     ram.check_integrity()
     return sorted(entry.keys[0] for entry in ram._entries.values())
@@ -76,9 +80,9 @@ def held(ram: RamCache) -> list[int]:
 def test_the_one_unused_for_longest_goes_first() -> None:
     ram = cache()
     for key in (1, 2, 3):
-        ram.put_checkpoint([key], ROOT, bytes(30))
+        ram.put(state([key], 30, is_checkpoint=True))
     ram.get(ram.find_checkpoint([1], ROOT)[1])
-    ram.put([4, 4], ROOT, bytes(30))
+    ram.put(state([4, 4], 30))
     assert held(ram) == [1, 3, 4]
 
 
@@ -86,9 +90,9 @@ def test_useless_checkpoints_are_evicted_first() -> None:
     useless: set[int] = set()
     ram = cache(useless=useless)
     for key in (1, 2, 3):
-        ram.put_checkpoint([key], ROOT, bytes(30))
+        ram.put(state([key], 30, is_checkpoint=True))
     useless.add(2)
-    ram.put([4, 4], ROOT, bytes(30))
+    ram.put(state([4, 4], 30))
     assert held(ram) == [1, 3, 4]
     useless.add(3)
     ram.drop_useless()
@@ -97,16 +101,16 @@ def test_useless_checkpoints_are_evicted_first() -> None:
 
 def test_there_are_so_many_checkpoints_and_no_more() -> None:
     ram = cache(max_checkpoints=2)
-    ram.put([9, 9], ROOT, bytes(10))
+    ram.put(state([9, 9], 10))
     for key in (1, 2, 3):
-        ram.put_checkpoint([key], ROOT, bytes(1))
+        ram.put(state([key], 1, is_checkpoint=True))
     assert held(ram) == [2, 3, 9]
 
 
 def test_the_limit_may_be_reached() -> None:
     ram = cache()
     for key, size in ((1, 60), (2, 40)):
-        ram.put([key, key], ROOT, bytes(size))
+        ram.put(state([key, key], size))
     assert held(ram) == [1, 2]
     assert not ram.make_room(101) and held(ram) == [1, 2]
     assert ram.make_room(1) and held(ram) == [2]
@@ -128,9 +132,9 @@ def test_a_text_is_found_whole_or_else_its_beginning() -> None:
 
 def test_a_longer_state_is_of_use_at_a_checkpoint() -> None:
     ram = cache()
-    ram.put([1, 2, 3, 4], ROOT, bytes(10))
+    ram.put(state([1, 2, 3, 4], 10))
     assert ram.find([1, 2, 7], ROOT)[0] == 0
-    ram.put_checkpoint([1, 2], ROOT, bytes(1))
+    ram.put(state([1, 2], 1, is_checkpoint=True))
     length, entry_id = ram.find([1, 2, 7], ROOT)
     assert (length, ram.get(entry_id).keys) == (2, [1, 2, 3, 4])
     assert ram.find([1, 2, 3, 4, 5], ROOT)[0] == 4

@@ -33,27 +33,6 @@ def test_the_last_position_of_a_sequence(held: list[int], last: list[int]) -> No
     assert [position for position in range(-2, 12) if seq.ends_at(position)] == last
 
 
-def test_cells_of_media_share_positions() -> None:
-    seq, grown = KVSequence(0), KVSequence(1)
-    seq.fill([0, *IMAGE, 0, *IMAGE, 0])
-    assert [seq.position(cell) for cell in (0, 1, 6, 7, 12, 13)] == [0, 1, 3, 4, 6, 7]
-    for part in ([0], IMAGE, [0], IMAGE, [0]):
-        grown.held += part
-        if part is IMAGE:
-            grown.note_media()
-    assert grown.folds == seq.folds == [(6, 3), (12, 6)]
-    seq.shorten(99)
-    seq.shorten(12)
-    assert (len(seq.held), seq.folds) == (12, [(6, 3), (12, 6)])
-    seq.shorten(7)
-    assert (len(seq.held), seq.folds, seq.position(7)) == (7, [(6, 3)], 4)
-    seq.fill([0, *IMAGE[:3]])
-    seq.shorten(4)
-    assert len(seq.held) == 4, "the chunk that is being decoded stays"
-    seq.fill([])
-    assert (seq.held, seq.folds) == ([], [])
-
-
 def sequences_of(*lengths: int, **shape: int | bool) -> tuple[Sequences, ScriptedBackend]:
     backend = ScriptedBackend(**{"n_slots": 3, "n_ctx": 120, **shape})
     sequences = Sequences(backend)
@@ -61,21 +40,6 @@ def sequences_of(*lengths: int, **shape: int | bool) -> tuple[Sequences, Scripte
         keys = [seq.id * 50 + i for i in range(length)]
         sequences.load(seq, keys, ROOT, array("i", keys).tobytes())
     return sequences, backend
-
-
-def test_the_holders_of_the_beginning_of_a_prompt() -> None:
-    sequences, _ = sequences_of(0, 0)
-    part, image, _ = sequences.all
-    sequences.append(part, [1, 2])
-    sequences.append(image, [1, *IMAGE[:3]])
-    assert sequences.match_whole([1, 2, 3], ROOT) == (2, [part])
-    assert sequences.match([1, 3], ROOT) == (1, [part, image])
-    assert sequences.match([1, *IMAGE], ROOT) == (1, [image]), "not within a chunk"
-    assert sequences.match([1, 2], CacheRoot(owner="a")) == (0, [])
-    sequences.append_each([part, image], [3, IMAGE[3]])
-    assert (part.held, sequences.taken, sequences.taken_by({0})) == ([1, 2, 3], 8, 3)
-    sequences.append(image, IMAGE[4:])
-    assert image.position(6) == 3
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,6 @@ def learned(cost_of: dict[int, float]) -> StepCosts:
     return costs
 
 
-def test_a_slow_step_counts_as_at_most_twice_the_average() -> None:
-    costs = learned({1: 1.0})
-    costs.observe(1, 100.0)
-    assert costs.seconds(1) == 1.25
-
-
 def test_a_cost_that_was_not_measured_lately_is_measured_again_and_then_forgotten() -> None:
     costs = learned({1: 1.0, 8: 2.0})
     for _ in range(StepCosts.FRESH + 1):

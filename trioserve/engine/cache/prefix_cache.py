@@ -164,7 +164,6 @@ class PrefixCache:
         self._diverges_at = 0
         #: Of sequences: the size of the state, and the 256th of the cells that it was measured at.
         self._sizes: dict[int, tuple[int, int]] = {}
-        self._loaded: CachedState | None = None  # that the request which starts now has got
         #: In a cache that is split by sequence, a copy moves data and a kept sequence takes the
         #: place of a running one; in a unified one both are nearly free.
         self.unified = backend.unified
@@ -202,12 +201,8 @@ class PrefixCache:
         seq = self._start(keys[:-1], root) if reuse else self._empty()
         self.held.step_back(seq)
         seq.running, seq.root = True, root
-        seq.from_ram = self._loaded is not None
-        seq.from_disk = self._loaded is not None and self._loaded.from_disk
-        if self._loaded is not None:
-            self._loaded.from_disk, self._loaded = False, None
-        n_idle = self.held.taken - self.held.taken_by_running() if self.max_idle is not None else 0
-        if self.max_idle is not None and n_idle > self.max_idle:
+        held = self.held
+        if self.max_idle is not None and held.taken - held.taken_by_running() > self.max_idle:
             self.evict_one()  # one for each request that starts, so no request waits long
         return seq
 
@@ -245,7 +240,7 @@ class PrefixCache:
         self._clock += 1
         if self.can_cut and (length := whole_chunks(seq.held, len(seq.held))) < len(seq.held):
             self.held.cut(seq, length)
-        seq.running = False
+        seq.running = seq.from_ram = seq.from_disk = False
         seq.last_used = self._clock
 
     def evict_one(self) -> bool:
@@ -261,7 +256,11 @@ class PrefixCache:
     def swap_out(self, seq: KVSequence) -> None:
         """Copy a sequence to RAM, unless it is short or already there, or RAM has no room."""
         if self._is_missing(seq) and self.ram.make_room(self._memory.size(seq.id)):
-            self.ram.put(seq.held, seq.root, self._memory.save(seq.id))
+            self.ram.put(self._save(seq))
+
+    def _save(self, seq: KVSequence, *, partial: bool = False) -> CachedState:
+        state = self._memory.save(seq.id, partial=partial)
+        return CachedState(list(seq.held), seq.root, state, is_checkpoint=partial)
 
     def tidy(self, *, is_soon: bool) -> bool:
         """Copy ahead what is evicted next; see `EngineLoop._tidy`."""
@@ -278,7 +277,7 @@ class PrefixCache:
             if self._is_missing(seq) and self.held.own(seq) * OWN_SHARE >= len(seq.held):
                 size = self._memory.size(seq.id)
                 if size <= min(most, self.ram.limit - self.ram.size):
-                    self.ram.put(seq.held, seq.root, self._memory.save(seq.id))
+                    self.ram.put(self._save(seq))
                     return True
         return False
 
@@ -326,10 +325,9 @@ class PrefixCache:
                 self.disk.put(entry)
                 return True
         for seq in sorted(self.held.idle(), key=lambda seq: -seq.last_used):
-            keys, root = seq.held, seq.root
-            is_new = self.held.can_read(seq) and self.disk.lacks(keys, root)
+            is_new = self.held.can_read(seq) and self.disk.lacks(seq.held, seq.root)
             if is_new and self._memory.size(seq.id) <= MAX_WRITE_AHEAD:
-                self.disk.put(CachedState(list(keys), root, self._memory.save(seq.id)))
+                self.disk.put(self._save(seq))
                 return True
         return False
 
@@ -341,8 +339,7 @@ class PrefixCache:
         for seq in sorted(self.held.all, key=lambda seq: -seq.last_used):
             whole = whole_chunks(seq.held, len(seq.held)) == len(seq.held)
             if seq.held and whole and self._is_missing(seq) and not self.disk.is_over:
-                state = CachedState(list(seq.held), seq.root, self._memory.save(seq.id))
-                self.disk.put(state, wait=True)
+                self.disk.put(self._save(seq), wait=True)
         for entry in self.ram.entries():
             self.disk.put(entry, wait=True)
 
@@ -398,7 +395,7 @@ class PrefixCache:
             self.ram.drop(key)
             return None
         if seq is not None:
-            self._loaded = entry
+            seq.from_ram, seq.from_disk, entry.from_disk = True, entry.from_disk, False
             self._shorten(seq, length, state)
         return seq
 
@@ -455,8 +452,7 @@ class PrefixCache:
         if length == len(seq.held):
             self.ram.get(key)
         elif self.ram.make_room(self._memory.size(seq.id, partial=True)):
-            state = self._memory.save(seq.id, partial=True)
-            self.ram.put_checkpoint(seq.held, seq.root, state)
+            self.ram.put(self._save(seq, partial=True))
         else:
             self.keeps_checkpoints = False
 

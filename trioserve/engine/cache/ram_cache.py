@@ -72,21 +72,17 @@ class RamCache:
             self._evict(next(iter(self._entries)))
         return True
 
-    def put(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
-        """Keep a state. What it holds from end to end need not be kept as well."""
-        for entry_id in list(self._tree.match_whole(keys, root)[1]):
-            self.drop(entry_id)
-        if self.make_room(len(state)):
-            self._add(CachedState(list(keys), root, state))
-
-    def put_checkpoint(self, keys: list[CellKey], root: CacheRoot, state: bytes) -> None:
-        """Keep a checkpoint. There must be none of the same keys."""
-        if self.n_checkpoints >= self.max_checkpoints:
+    def put(self, entry: CachedState) -> None:
+        """Keep a checkpoint, if there is none of the same keys, or a state, and none within it."""
+        if not entry.is_checkpoint:
+            for entry_id in list(self._tree.match_whole(entry.keys, entry.root)[1]):
+                self.drop(entry_id)
+        elif self.n_checkpoints >= self.max_checkpoints:
             self.drop_useless(self._evict)
-        if self.n_checkpoints >= self.max_checkpoints:
-            self._evict(self._all_checkpoints()[0])
-        if self.make_room(len(state)):
-            self._add(CachedState(list(keys), root, state, is_checkpoint=True))
+            if self.n_checkpoints >= self.max_checkpoints:
+                self._evict(self._all_checkpoints()[0])
+        if self.make_room(len(entry.state)):
+            self._add(entry)
 
     def _add(self, entry: CachedState) -> None:
         entry_id, self._next = self._next, self._next + 1
@@ -157,15 +153,14 @@ class RamCache:
 
     def add(self, entry: CachedState) -> None:
         """Keep a state from elsewhere, unless it is here already or does not fit."""
-        keys, root, state = entry.keys, entry.root, entry.state
-        if entry.is_checkpoint:
-            if self.find_checkpoint(keys, root)[0] < len(keys):
-                self.put_checkpoint(keys, root, state)
-        elif not self.holds(keys, root):
-            self.put(keys, root, state)
-            length, entry_id = self.find_whole(keys, root)
-            if length == len(keys):
-                self._entries[entry_id].from_disk = entry.from_disk
+        keys, root = entry.keys, entry.root
+        is_here = (
+            self.find_checkpoint(keys, root)[0] == len(keys)
+            if entry.is_checkpoint
+            else self.holds(keys, root)
+        )
+        if not is_here:
+            self.put(entry)
 
     def entries(self) -> list[CachedState]:
         """List what is here, the most recently used first."""
