@@ -16,7 +16,6 @@ from tests.support.lora_files import make_lora
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.config.parse import parse
-from trioserve.engine import DecodeMaximal, Engine
 from trioserve.engine.planner import AdapterTurns
 from trioserve.errors import ConfigError, EngineError, InvalidRequestError, ModelLoadError
 from trioserve.llama import load
@@ -24,7 +23,7 @@ from trioserve.models import BUNDLED
 from trioserve.server import Server
 from trioserve.server.adapters import AdapterScales
 from trioserve.testing import ScriptedBackend, scripted
-from trioserve.types import AdapterInfo, CacheRoot, Prompt, Task
+from trioserve.types import AdapterInfo
 
 PROMPT = "Once upon a time there was a"
 ADAPTERS = (AdapterInfo(path="a.gguf"), AdapterInfo(path="b.gguf", scale=0.0))
@@ -86,13 +85,6 @@ def test_an_adapter_that_is_not_there(infos: tuple[AdapterInfo, ...]) -> None:
     with pytest.raises(InvalidRequestError):
         scales.set({2: 1.0})
     assert scales.scales == before
-
-
-def test_the_engine_refuses_one_that_is_not_there() -> None:
-    engine = Engine(ScriptedBackend(adapters=ADAPTERS), DecodeMaximal(), lambda: None)
-    engine.check(Task(1, Prompt((65,)), root=CacheRoot(((1, 1.0),))))
-    with pytest.raises(InvalidRequestError, match="no LoRA adapter 2"):
-        engine.check(Task(1, Prompt((65,)), root=CacheRoot(((0, 1.0), (2, 1.0)))))
 
 
 # -- configuration

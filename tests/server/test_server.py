@@ -24,7 +24,6 @@ from trioserve.errors import (
     ContextLengthExceededError,
     DeadlineExceededError,
     DecodeError,
-    EngineError,
     InvalidRequestError,
     QueueFullError,
     RequestEndedError,
@@ -34,7 +33,6 @@ from trioserve.errors import (
 from trioserve.server import RequestContext, Server
 from trioserve.server.stream import ChatChunk, _merge
 from trioserve.testing import ScriptedBackend, scripted, stepping
-from trioserve.testing.backend import ScriptedSampler
 from trioserve.types import (
     CancelReason,
     Candidates,
@@ -87,13 +85,6 @@ async def test_chat_takes_the_output_apart() -> None:
     assert stream.message == reply.message
     assert isinstance(events[0], ChatChunk)
     assert stream.finished is not None
-
-
-async def test_chunks_that_pile_up_come_as_one() -> None:
-    async with serve() as server, server.stream_complete("hello") as stream:
-        await wait_all_tasks_blocked()
-        events = [event async for event in stream]
-    assert [type(event) for event in events] == [Chunk]
 
 
 async def test_five_streams_interleave_and_more_wait_their_turn() -> None:
@@ -270,30 +261,6 @@ async def test_readers_that_stop_make_way_for_others(autojump_clock: MockClock) 
         await assert_at_rest(server)
 
 
-async def test_what_is_unread_is_bounded_in_bytes(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def with_candidates(
-        sampler: ScriptedSampler, row: int, n: int, *, post: bool
-    ) -> tuple[int, TokenProbs]:
-        token = sampler.sample(row)
-        return token, TokenProbs(
-            TokenProb(token, b"x", 0.0), Candidates.of(*[TokenProb(0, b"", -1.0)] * n)
-        )
-
-    monkeypatch.setattr(ScriptedSampler, "sample_with_probs", with_candidates)
-    backend = ScriptedBackend(lambda prompt: "x" * 900)
-    async with serve(backend, unread_tokens=800) as server:
-        async with server.stream_complete("a", n_probs=250) as stream:
-            await trio.sleep(1)
-            n_stalled = stream.mailbox.n_unread
-            assert 2**20 <= n_stalled * 250 * 150 < stream.mailbox.n_bytes < 1.2 * 2**20
-            assert await read(stream) == "x" * 900
-        async with server.stream_complete("a") as stream:
-            await trio.sleep(1)
-            assert stream.mailbox.n_unread >= 800
-
-
 def test_events_that_pile_up_are_joined_to_a_bounded_size() -> None:
     top = tuple(TokenProb(i, b"x", -1.0) for i in range(100))
     probs = (TokenProbs(top[0], Candidates.of(*top)),)
@@ -341,19 +308,6 @@ def endless(prompt: str) -> str:
 async def _hold(server: Server, prompt: str = "busy", **options: object) -> None:
     async with server.stream_complete(prompt, **options):
         await trio.sleep_forever()
-
-
-async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
-    async with serve(ScriptedBackend(endless, n_slots=1), max_queue=2) as server:
-        async with trio.open_nursery() as nursery:
-            for _ in range(3):
-                nursery.start_soon(_hold, server)
-                await wait_all_tasks_blocked()
-            with pytest.raises(QueueFullError, match="limit is 2") as caught:
-                await server.complete("one too many")
-            assert caught.value.retry_after >= 1
-            nursery.cancel_scope.cancel()
-        assert (await server.complete("now", max_tokens=3)).text == "xxx"
 
 
 async def test_a_queue_is_bounded_in_tokens() -> None:
@@ -468,19 +422,6 @@ async def test_a_reader_that_asks_again_gets_the_failure_again() -> None:
             for _ in range(2):
                 with trio.fail_after(10), pytest.raises(DecodeError, match="bad luck"):
                     await anext(stream)
-
-
-async def test_a_broken_engine_answers_with_errors() -> None:
-    def explode(backend: ScriptedBackend) -> None:
-        raise RuntimeError("boom")
-
-    backend = ScriptedBackend()
-    async with serve(backend) as server:
-        backend.on_decode = explode
-        for _ in range(2):
-            with pytest.raises(EngineError, match="engine failed") as caught:
-                await server.complete("x")
-            assert str(caught.value.__cause__) == "boom"
 
 
 async def test_the_log_tells_the_story() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.support.clients import client_of
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripted_server import serve
 from tests.support.scripts import HI
@@ -113,25 +110,6 @@ async def test_a_server_without_it_says_so() -> None:
     async with serve(ScriptedBackend()) as server:
         with pytest.raises(NotSupportedError, match="Start it with `--embeddings`"):
             await server.embed("one")
-
-
-async def test_the_routes_of_all_apis() -> None:
-    made = Made()
-    async with client_of(made.backend) as client:
-
-        async def ask(path: str, find: Callable[[httpx.Response], object], **body: object) -> None:
-            answer = await client.post(path, json=body)
-            assert answer.status_code == 200, answer.text
-            assert find(answer)
-
-        await ask("/v1/embeddings", lambda one: one.json()["data"][0]["embedding"], input="one")
-        await ask("/embeddings", lambda one: one.json()[0]["embedding"], content="one")
-        await ask("/api/embed", lambda one: one.json()["embeddings"], model="m", input="one")
-        await ask("/v1/score", lambda one: one.json()["data"], text_1="a", text_2=["a", "b"])
-        await ask("/v1/completions", lambda one: one.json()["choices"], prompt="ab")
-        answer = await client.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
-        assert answer.status_code == 501
-    assert len(made.all) == 1
 
 
 def test_its_embeddings_are_those_of_a_server_for_embeddings() -> None:

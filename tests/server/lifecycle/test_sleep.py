@@ -19,10 +19,9 @@ from tests.support.sleepers import falling_awake, n_loads, no_collection, until,
 from trioserve.concurrency import Phase
 from trioserve.config import Config
 from trioserve.errors import ConfigError, EngineError, InvalidRequestError, ServerClosingError
-from trioserve.server import RequestContext, Server
+from trioserve.server import Server
 from trioserve.server.lifecycle.sleep import ServerState
 from trioserve.testing import ScriptedBackend, stepping
-from trioserve.types import GenerationParams
 
 __all__ = ["no_collection"]
 
@@ -91,17 +90,6 @@ async def test_requests_in_flight_are_not_cut(mock_clock: MockClock) -> None:
         assert n_loads(loader) == 1
 
 
-async def test_what_is_opened_below_the_server_is_not_cut_either(mock_clock: MockClock) -> None:
-    loader = ScriptedLoader()
-    async with loader.serve(sleep_idle_seconds=1, stall_timeout=1e6) as server:
-        opened = server.stream_all(["hello"], GenerationParams(), context=RequestContext())
-        async with opened as (stream,):
-            mock_clock.jump(100)
-            await wait_all_tasks_blocked()
-            assert await read(stream) == "HELLO"
-        assert n_loads(loader) == 1
-
-
 async def test_a_program_keeps_it_awake(mock_clock: MockClock) -> None:
     async with ScriptedLoader().serve(sleep_idle_seconds=1) as server:
         async with server.loaded():
@@ -152,19 +140,6 @@ async def test_it_sleeps_when_what_runs_is_done(mock_clock: MockClock) -> None:
             assert await read(stream) == "HELLO"
             assert not server.lifecycle.sleeping
         await until(server, ServerState.SLEEPING)
-
-
-async def test_sleep_that_is_cancelled_leaves_it_awake(mock_clock: MockClock) -> None:
-    async with ScriptedLoader().serve() as server:
-        async with server.stream_complete("hello") as stream:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(server.sleep)
-                await wait_all_tasks_blocked()
-                nursery.cancel_scope.cancel()
-            await read(stream)
-        mock_clock.jump(100)
-        await wait_all_tasks_blocked()
-        assert not server.lifecycle.sleeping
 
 
 # -- keep_alive

@@ -173,5 +173,7 @@ def test_flags() -> None:
 async def test_how_many_wait_is_said_in_english(limit: int, message: str) -> None:
     async with server_of(max_queue=limit, api_keys=()) as server, AsyncExitStack() as stack:
         await fill(server, stack, "one")
-        with pytest.raises(QueueFullError, match=rf"^{message}, and the limit is {limit}\.$"):
+        refusal = rf"^{message}, and the limit is {limit}\.$"
+        with pytest.raises(QueueFullError, match=refusal) as caught:
             await server.complete("x", client="one")
+        assert caught.value.retry_after >= 1

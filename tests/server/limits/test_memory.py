@@ -61,16 +61,6 @@ def test_a_budget_is_taken_and_given_back() -> None:
     assert budget.n_held == 0
 
 
-def test_what_is_held_may_shrink() -> None:
-    budget = MemoryBudget(100)
-    with budget.hold() as hold:
-        hold.grow(80)
-        hold.shrink_to(30)
-        assert budget.n_held == hold.n_bytes == 30
-        hold.grow(70)
-    assert budget.n_held == 0
-
-
 def test_one_key_leaves_room_for_another() -> None:
     budget = MemoryBudget(120, shared=True)
     with ExitStack() as stack:

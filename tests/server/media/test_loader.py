@@ -129,20 +129,18 @@ async def test_files_are_read_below_the_folder_only(tmp_path: Path, budget: Memo
     (folder / "sub" / "a b.png").write_bytes(image_file())
     (tmp_path / "secret.png").write_bytes(image_file())
     (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "dangling.png").symlink_to(tmp_path / "nothing.png")
     loader = MediaLoader(MediaLimits(), media_path=folder)
+    outside = ("../secret.png", "../nothing.png", "link.png", "dangling.png")
+    outside += ("%2e%2e/secret.png", "/../secret.png")
     with budget.hold() as hold:
         absolute = (folder / "sub" / "a b.png").as_uri()
         for url in ("file://sub/a%20b.png", absolute, "file:////sub//a%20b.png"):
             assert await loader.load([MediaSource(url=url)], ALL, hold)
-        for name in (
-            "../secret.png",
-            "link.png",
-            "sub",
-            "none.png",
-            "%00",
-            "%2e%2e/secret.png",
-            "/../secret.png",
-        ):
+        for name in outside:  # whether there is a file or not
+            with pytest.raises(InvalidMediaError, match="is outside of --media-path"):
+                await loader.load([MediaSource(url=f"file://{name}")], ALL, hold)
+        for name in ("sub", "none.png", "%00"):
             with pytest.raises(InvalidMediaError):
                 await loader.load([MediaSource(url=f"file://{name}")], ALL, hold)
         assert await loader.load([MediaSource(path=str(tmp_path / "secret.png"))], ALL, hold)
@@ -192,18 +190,3 @@ async def test_a_file_that_cannot_be_read_in_time_is_refused(
     with budget.hold() as hold, pytest.raises(InvalidMediaError, match="cannot be read in time"):
         await loader.load([MediaSource(path=str(tmp_path / "x.png"))], ALL, hold)
     may_go_on.set()
-
-
-async def test_what_exists_outside_of_the_folder_is_not_told(
-    tmp_path: Path, budget: MemoryBudget
-) -> None:
-    folder = tmp_path / "media"
-    folder.mkdir()
-    (tmp_path / "secret.png").write_bytes(image_file())
-    (folder / "link.png").symlink_to(tmp_path / "secret.png")
-    (folder / "dangling.png").symlink_to(tmp_path / "nothing.png")
-    loader = MediaLoader(MediaLimits(), media_path=folder)
-    with budget.hold() as hold:
-        for name in ("../secret.png", "../nothing.png", "link.png", "dangling.png"):
-            with pytest.raises(InvalidMediaError, match="is outside of --media-path"):
-                await loader.load([MediaSource(url=f"file://{name}")], ALL, hold)

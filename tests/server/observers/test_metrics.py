@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import resource
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,6 +19,7 @@ from tests.support.clients import client_of
 from tests.support.http_server import connected, post, serving_script
 from trioserve.config import Config
 from trioserve.server import Server
+from trioserve.server.observers import metrics
 from trioserve.server.observers.metrics import Metrics
 from trioserve.server.observers.observer import RequestEnd, RequestInfo, RequestRecord
 from trioserve.testing import ScriptedBackend, scripted
@@ -30,6 +35,8 @@ from trioserve.types import (
     Timings,
     WaitingStatus,
 )
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
 
 #: Of llama-server, in its order: name and type.
 LLAMACPP = [
@@ -312,9 +319,23 @@ async def test_who_runs_and_who_waits() -> None:
         assert seen['trioserve:request_cancelled_total{reason="caller"}'] == 2
 
 
-def test_an_engine_that_has_done_nothing() -> None:
-    from trioserve.engine import DecodeMaximal, Engine
+@LINUX
+def test_memory_and_descriptors_are_those_of_this_process() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    before = read(metrics.render_process().decode())
+    with open(os.devnull), open(os.devnull):
+        after = read(metrics.render_process().decode())
+    assert after["process_open_fds"] == before["process_open_fds"] + 2
+    assert after["process_max_fds"] == limit
+    resident = pages * os.sysconf("SC_PAGESIZE")
+    assert before["process_resident_memory_bytes"] == pytest.approx(resident, rel=0.05)
+    assert 0 < before["process_cpu_seconds_total"] <= after["process_cpu_seconds_total"]
 
-    engine = Engine(ScriptedBackend(), DecodeMaximal(), lambda: None)
-    counters = EngineCounters(n_cells=1024, threads=1, threads_batch=1)
-    assert engine.status().counters == counters
+
+@LINUX
+async def test_a_server_has_those_of_its_process() -> None:
+    async with client_of(metrics_endpoint=True) as client:
+        seen = read((await client.get("/metrics")).text)
+    assert seen["process_resident_memory_bytes"] > 2**20
+    assert seen["process_start_time_seconds"] > 1.7e9

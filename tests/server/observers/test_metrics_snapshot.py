@@ -44,12 +44,6 @@ async def test_over_http() -> None:
     )
 
 
-async def test_without_the_flag_it_is_not_there() -> None:
-    async with client_of() as client:
-        answer = await client.get("/v1/metrics")
-    assert (answer.status_code, answer.json()["error"]["type"]) == (501, "not_supported_error")
-
-
 async def test_of_a_router() -> None:
     backends = {"one": answering("a"), "two": answering("b"), "three": None}
     async with routed(backends, child={"metrics_endpoint": True}, metrics_endpoint=True) as router:

@@ -101,17 +101,3 @@ async def test_a_server_logs_and_counts_if_told_to() -> None:
         async with Server(config, load=scripted(ScriptedBackend())) as server:
             kinds.append([type(one) for one in server.observers])
     assert kinds == [[RequestLog], [RequestLog, Metrics], [RequestLog, Usage]]
-
-
-async def test_several_tasks_that_are_cancelled_at_once_are_a_cancellation() -> None:
-    recorder = Recorder()
-    backend = ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
-    async with Server(Config(), load=scripted(backend)) as server:
-        server.observers.append(recorder)
-        with trio.CancelScope() as scope:
-            async with server.stream_complete("a"), trio.open_nursery() as nursery:
-                nursery.start_soon(trio.sleep_forever)
-                scope.cancel()
-                await trio.sleep_forever()
-    (end,) = recorder.ends
-    assert (end.cancelled, end.error) == (CancelReason.CALLER, None)

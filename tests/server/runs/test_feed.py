@@ -25,27 +25,6 @@ async def taken(feed: AgentRun) -> list[RunEvent]:
     return events
 
 
-async def test_events_come_in_order_and_then_the_end() -> None:
-    feed = AgentRun()
-    put(feed, 3)
-    feed.end()
-    assert [event.id for event in await taken(feed)] == [1, 2, 3]
-    assert await taken(feed) == []
-
-
-async def test_an_error_comes_behind_the_last_event() -> None:
-    feed = AgentRun()
-    put(feed, 1)
-    feed.end(ValueError("bad"))
-    feed.check()  # there is something to read before
-    await anext(feed)
-    for _ in range(2):
-        with pytest.raises(ValueError, match="bad"):
-            await anext(feed)
-    with pytest.raises(ValueError, match="bad"):
-        feed.check()
-
-
 async def test_the_model_waits_for_a_reader_who_is_behind() -> None:
     feed, written = AgentRun(), 0
 
