@@ -161,12 +161,6 @@ async def test_grammars_and_what_cannot_be_sent() -> None:
             await server.complete("a", client="anna")
 
 
-async def test_text_and_tokens() -> None:
-    async with remote() as (server, _):
-        assert await server.tokenize("hi") == (104, 105)
-        assert await server.detokenize([104, 105]) == "hi"
-
-
 async def test_embeddings() -> None:
     async with remote(ScriptedEmbedder, embeddings=True) as (server, service):
         vectors = (await server.embed(["one", "two"])).vectors

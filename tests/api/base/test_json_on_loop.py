@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+import trioserve
 from tests.support.clients import client_of
-from tests.support.json_on_loop import watched
 from tests.support.scripts import answering
 from tests.support.waiting import until
+from trioserve.api.base import sse
 from trioserve.api.base.reply import LONG
+
+PACKAGE = str(Path(trioserve.__file__).parent)
 
 #: Longer than what is read and written on the event loop. It is not in the prompt.
 SCHEMA = {"type": "object", "description": "x" * (LONG + 2**16)}
@@ -26,6 +36,39 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": HI, "format": SCHEMA},
     "/predict": {"instances": [{"@requestFormat": "responses", **RESPONSE, "store": False}]},
 }
+
+
+@contextmanager
+def watched() -> Iterator[dict[str, int]]:
+    """Watch the json module on this thread; gives the largest size by the line that asked for it.
+
+    What code outside of the package asks for does not count.
+    """
+    found: dict[str, int] = {}
+    thread, encode, decode = threading.get_ident(), json.JSONEncoder.encode, json.JSONDecoder.decode
+
+    def see(size: int) -> None:
+        frame = sys._getframe(2)
+        while Path(frame.f_code.co_filename).parent.name == "json" and frame.f_back is not None:
+            frame = frame.f_back
+        if threading.get_ident() == thread and frame.f_code.co_filename.startswith(PACKAGE):
+            line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            found[line] = max(found.get(line, 0), size)
+
+    def watched_encode(self: json.JSONEncoder, value: Any) -> str:
+        text = encode(self, value)
+        see(len(text))
+        return text
+
+    def watched_decode(self: json.JSONDecoder, text: str, *args: Any) -> Any:
+        see(len(text))
+        return decode(self, text, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json.JSONEncoder, "encode", watched_encode)
+        patch.setattr(json.JSONDecoder, "decode", watched_decode)
+        patch.setattr(sse, "encode", partial(watched_encode, sse.encode.__self__))  # type: ignore[attr-defined]
+        yield found
 
 
 async def post(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> httpx.Response:
