@@ -1,4 +1,4 @@
-"""`Child`: whatever a process does, the one that started it goes on, and nothing of it is left.
+"""`Child`: a process may do anything; its parent keeps working, and nothing of the process is left.
 
 A stopped process stands for one that takes long.
 """
@@ -58,7 +58,7 @@ def started(stack: ExitStack, program: str, **options: object) -> Child:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process does something: one without a parent may stay as a zombie."""
+    """True while a process runs. A process without a parent may stay as a zombie."""
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
     return bool(state.stdout.strip()) and not state.stdout.startswith("Z")
 

@@ -35,7 +35,7 @@ def test_a_full_socket_holds_up_nobody_and_frames_stay_whole_and_in_order() -> N
         for one in threads:
             one.start()
         for one in threads:
-            one.join()  # though nobody has read anything
+            one.join()  # though the other side has read nothing
         seen: Counter[int] = Counter()
         for frame in read(ours, 200):
             number, n, rest = frame.split(b" ", 2)

@@ -17,7 +17,7 @@ from tests.support.scripts import BASE
 from tests.support.waiting import patiently
 from trioserve.testing import ScriptedBackend
 
-#: What a request needs to get as far as its other fields.
+#: The fields that a request needs before its other fields are looked at.
 
 HOSTILE = (
     None,
@@ -60,15 +60,15 @@ HEADERS = (
 
 N_REQUESTS = 300
 
-#: Not errors of ours: what is not there, or is switched off.
+#: Statuses that are no faults: a feature is missing or switched off.
 FINE = (501,)
 
-#: What a script says that was asked for what it does not have. A model follows any grammar.
+#: The message of a script that has no answer for the grammar. A model follows any grammar.
 NO_MODEL = "The script does not follow the grammar"
 
 
 def draw(described: dict[str, Any], chance: random.Random) -> tuple[str, dict[str, Any], bool]:
-    """Draw a route, a body of which some fields are hostile, and whether the body is a form."""
+    """Draw a route, a body with some hostile fields, and True if the body is a form."""
     posts = [
         (path, methods["post"])
         for path, methods in sorted(described["paths"].items())

@@ -1,4 +1,4 @@
-"""Clients and agent frameworks beside tools that the server runs, and MCP servers of their own."""
+"""Clients and agent frameworks with the server's tools, and with their own MCP servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server as its users run it: in a process of its own, on the bundled model."""
+"""The server as its users run it: as a separate process, on the bundled model."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 async def test_a_thousand_clients_that_do_not_read(tmp_path: Path) -> None:
-    """They wait for slots or leave them full; everybody else is served."""
+    """They wait for slots or leave them full; all other clients are served."""
     n_clients = 1000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))

@@ -1,4 +1,4 @@
-"""What the process that decodes may do is enough for every format."""
+"""The rights of the process that decodes are enough for every format."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from trioserve.types import DecodedAudio, DecodedImage
 
 LIMITS = MediaLimits(max_pixels=1000, max_bytes=2**20, max_seconds=2, max_frames=2)
 
-#: Root may have any number of threads, so it becomes somebody else first. What it needs has been
-#: read by then: nobody else may read it where root keeps its Python.
+#: Root may have any number of threads, so it changes its user first. The files have been read by
+#: then: other users may not read them where root keeps its Python.
 CONFINED = """
 import os
 from tests.support.media_bombs import GOOD

@@ -1,4 +1,4 @@
-"""Which addresses may be fetched from."""
+"""The addresses that media may be fetched from."""
 
 from __future__ import annotations
 

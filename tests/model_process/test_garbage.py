@@ -1,4 +1,4 @@
-"""A process in a stranger's hands: whatever it says, it is killed with a reason, or ignored."""
+"""A hostile process: for any message, it is killed with a reason, or ignored."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ GARBAGE: dict[str, bytes] = {
     "fields that are missing": framed(pack([[0, 1]])),
     "tokens that are text": framed(pack([[0, 1, "a", ["b"], 0.0, [0, 0]]])),
     "deep nesting": framed(b"\x91" * 100_000 + b"\xc0"),
-    "an answer to nobody": framed(pack([[6, 10**6, b""]])),
-    "an error to nobody": framed(pack([[7, -1, {"kind": "A", "fields": {}}]])),
+    "an answer to no request": framed(pack([[6, 10**6, b""]])),
+    "an error to no request": framed(pack([[7, -1, {"kind": "A", "fields": {}}]])),
     "an answer again": framed(pack([[6, 1, pack(OPENED)]])),
     "an answer of another type": framed(pack([[6, 2, pack(5)]])),
-    "an event of a transcript to nobody": framed(pack([[8, 10**9]])),
+    "an event of a transcript to no request": framed(pack([[8, 10**9]])),
     "no model": framed(pack([[9, {"info": 5}]])),
-    "a model that is none": framed(pack([[9, [1, 2]]])),
+    "a malformed model": framed(pack([[9, [1, 2]]])),
     "no adapters": framed(pack([[10, {"paths": 5}]])),
     "a prompt of many cells": framed(pack([[6, 1, pack(MEDIA)]])),
     "more output than there may be": framed(pack([[0, 1, "x" * 2**25, [1], 0.0, [0, 0]]])),

@@ -29,7 +29,7 @@ async def is_free(process: InName) -> bool:
 
 
 def any_is_paused(process: InName) -> bool:
-    """Whether the engine has paused a task, because its reader is slow."""
+    """True if the engine has paused a task, because its reader is slow."""
     mailboxes = process.server.lifecycle.services.dispatcher.mailboxes
     return any(each.paused_until < math.inf for each in mailboxes)
 

@@ -421,7 +421,7 @@ def test_a_stream_is_read_where_it_is() -> None:
         assert location.startswith("/v1/stream/me.")
         assert b"Of a." in (await ask(ingress, "GET", location)).body
         assert (await ask(ingress, "GET", "/v1/stream/you.x")).json == "of you"
-        assert (await ask(ingress, "GET", "/v1/stream/nobody.x")).status in (200, 404)
+        assert (await ask(ingress, "GET", "/v1/stream/unknown.x")).status in (200, 404)
 
     with_ingress(two(), use, peers=others.peers, is_single=False)
     assert ("you", PATH, json.dumps({**CHAT, "stream": True}).encode()) in others.asked

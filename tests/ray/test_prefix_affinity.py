@@ -26,7 +26,7 @@ def chat(*texts: str, **others: Any) -> RoutingHint:
 
 
 def shared(one: RoutingHint, other: RoutingHint) -> int:
-    """How many blocks they have in common; none of the others is in both."""
+    """The number of first blocks that are equal; the later blocks all differ."""
     n = sum(a == b for a, b in zip(one.blocks, other.blocks, strict=False))
     assert one.blocks[:n] == other.blocks[:n]
     assert not set(one.blocks[n:]) & set(other.blocks[n:])

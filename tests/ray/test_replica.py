@@ -1,4 +1,4 @@
-"""A replica and its process, without Ray: a process of its own with the bundled model."""
+"""A replica, without Ray, and its separate process with the bundled model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Serve gets from the router of requests. `tests/ray_cluster` tries it on several nodes."""
+"""The choices of the request router for Serve. `tests/ray_cluster` tries it on several nodes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_replicas_that_are_gone_are_not_chosen(router: PrefixRouter) -> None:
 
 
 class Running:
-    """What Serve has of a replica: it takes so many requests, and says how many it has."""
+    """A replica as Serve sees it: its limit of requests, and the number that it has."""
 
     node_id, availability_zone, routing_stats = "node", None, {"slots": 2}
     max_ongoing_requests = 4
@@ -145,7 +145,7 @@ class Serve:
         self._numbers = iter(range(10_000))
 
     async def send(self, prompt: int, turns: int = 3, identity: str | None = None) -> None:
-        """Send a request that begins with this prompt, and lasts so many turns of the loop."""
+        """Send a request that begins with this prompt, and lasts `turns` turns of the loop."""
         number = next(self._numbers)
         hint = hint_of("/completion", {"prompt": f"{prompt} words " * 900 + str(number)})
         metadata = RequestMetadata(

@@ -1,5 +1,5 @@
 """The Serve application on a cluster of several nodes, under load, with processes that are killed.
 
-`make test-ray` runs this: it installs Ray, and the other tests do without it. Ray runs in a process
-of its own (`program`), so that its threads and signal handlers are not those of the tests.
+`make test-ray` runs this: it installs Ray, which the other tests do not need. Ray runs in a
+separate process (`program`), which keeps its threads and signal handlers away from the tests.
 """

@@ -36,7 +36,7 @@ RECOVERY = 120.0
 
 @attrs.frozen(kw_only=True)
 class Plan:
-    """What runs: the arguments of `trioserve.ray.build`, and how many nodes there are."""
+    """The arguments of `trioserve.ray.build`, and the number of nodes."""
 
     models: Mapping[str, Any]
     options: Mapping[str, Any]
@@ -44,17 +44,17 @@ class Plan:
 
     @property
     def n_children(self) -> int:
-        """How many servers run when all is well."""
+        """The number of servers of a healthy cluster."""
         return len(self.models) * int(self.options["replicas"])
 
     @property
     def n_replicas(self) -> int:
-        """How many replicas run when all is well, those of the ingress included."""
+        """The number of replicas of a healthy cluster, those of the ingress included."""
         return self.n_children + int(self.options["ingresses"])
 
 
 class Cluster:
-    """A running cluster. `url` is its address; `plan` is what it was started with."""
+    """A running cluster: its address `url`, and the `plan` that it was started with."""
 
     def __init__(self, process: subprocess.Popen[str], plan: Plan, log: Path) -> None:
         self.plan = plan
@@ -120,7 +120,7 @@ class Cluster:
     # -- what servers say
 
     async def n_busy(self) -> int:
-        """How many slots are in use, of all servers that answer."""
+        """The number of slots in use, of all servers that answer."""
         n = 0
         for child in self.children():
             with suppress(OSError, TrioServeError):
@@ -173,7 +173,7 @@ async def line_to(child: Process) -> AsyncIterator[Connection]:
 
 
 async def n_busy(line: Connection) -> int:
-    """How many slots of a model are in use."""
+    """The number of a model's slots that are in use."""
     return sum(slot.task_id is not None for slot in (await ask(line, ModelServer.status)).slots)
 
 

@@ -34,7 +34,7 @@ class Form:
         return "cut"
 
 
-#: What ends OpenAI's streams of events.
+#: The end of OpenAI's streams of events.
 _DONE = {"[DONE]": True}
 
 

@@ -20,7 +20,7 @@ _N_TOKENS = 400
 #: Seconds after which an answer does not come any more.
 _TIMEOUT = 60.0
 
-#: How often clients leave, and how often they want a stream.
+#: The shares of clients that leave, and that want a stream.
 _LEAVE, _STREAM = 0.2, 0.6
 
 _WORDS = ("sea", "night", "bread", "winter", "garden", "river", "stone", "letter", "market")
@@ -28,7 +28,7 @@ _WORDS = ("sea", "night", "bread", "winter", "garden", "river", "stone", "letter
 
 @attrs.define(kw_only=True)
 class Answer:
-    """What came of a request.
+    """The outcome of a request.
 
     Attributes:
         status: that of HTTP; 0 until there is one.
@@ -61,11 +61,11 @@ class Load:
         self._stopped = True
 
     def count(self, since: float = 0.0) -> Counter[str]:
-        """How many requests have ended in which way, of those sent since then."""
+        """Count the outcomes of the requests sent since then."""
         return Counter(one.outcome for one in self.answers if one.sent >= since)
 
     def faults(self) -> list[str]:
-        """What came of those that neither were done nor left, to show it."""
+        """The requests that neither were done nor left, as text for a report."""
         kinds = {False: "whole", True: "stream"}
         return [
             f"{one.form}, {kinds[one.stream]}: {one.outcome} ({one.status}): {one.why[-300:]}"

@@ -1,4 +1,4 @@
-"""What runs below a process, found in /proc: nodes, replicas, and the servers that replicas run.
+"""The processes below a process, from /proc: nodes, replicas, and the servers of replicas.
 
 Ray writes into the command line of a worker what it does: `ray::ServeReplica:default:Ingress`.
 """
@@ -30,27 +30,27 @@ class Process:
 
     @property
     def is_node(self) -> bool:
-        """Whether it is the process that a node of the cluster consists of."""
+        """True for the process of a node of the cluster."""
         return Path(self.argv[0]).name == "raylet"
 
     @property
     def is_head(self) -> bool:
-        """Whether it is the node where Serve's controller and proxy are."""
+        """True for the node with Serve's controller and proxy."""
         return self.is_node and "--head" in self.argv
 
     @property
     def is_proxy(self) -> bool:
-        """Whether it takes the requests of clients."""
+        """True for the proxy, which takes the requests of clients."""
         return self.argv[0].startswith(_PROXY)
 
     @property
     def is_replica(self) -> bool:
-        """Whether it is a replica of a deployment: an ingress, or one of a model."""
+        """True for a replica of a deployment: an ingress, or one of a model."""
         return self.argv[0].startswith(_REPLICA)
 
     @property
     def socket(self) -> str | None:
-        """Where it takes connections, if it is the process of a model."""
+        """The address of its socket, if it is the process of a model."""
         found = (word.removeprefix(AT) for word in self.argv if word.startswith(AT))
         return next(found, None) if "trioserve" in self.argv else None
 
@@ -82,7 +82,7 @@ def below(pid: int) -> list[Process]:
 
 
 def with_variable(name: str, value: str) -> list[Process]:
-    """All processes that were started with this in their environment, whoever started them."""
+    """All processes with this in their environment, started by any process."""
     return [
         Process(process, tuple(words(process, "cmdline")))
         for process in all_processes()

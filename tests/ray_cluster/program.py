@@ -1,7 +1,7 @@
 """Runs a Ray cluster on this machine, with the application on it, until standard input ends.
 
 The argument is a JSON object: ``nodes``, ``models`` and ``options`` are those of `Plan`. What
-happens is told on standard output, a line of JSON each: ``{"url": …}`` when the application is
+happens is written to standard output, a line of JSON each: ``{"url": …}`` when the application is
 there. The line ``add`` on standard input adds a node, and ``{"added": true}`` says that it did.
 """
 
@@ -13,7 +13,7 @@ import socket
 import sys
 from typing import Any, TextIO
 
-#: What Ray believes each node to have, whatever the machine has. It starts as many workers at once.
+#: The CPUs that Ray assumes for each node, on any machine. It starts as many workers at once.
 _CPUS = 4
 _OBJECT_STORE = 80 * 2**20
 
@@ -26,7 +26,7 @@ _PORTS = (
     "runtime_env_agent_port",
 )
 
-#: Where the nodes listen: only this machine gets there, and Ray takes this one literally. For
+#: The address of the nodes: only this machine reaches it, and Ray takes this one literally. For
 #: 127.0.0.1 it puts the address of the network in some places.
 _HOST = "127.0.0.2"
 

@@ -101,9 +101,9 @@ async def test_ollama(cluster: Cluster, model: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=[form.name for form in FORMS])
 async def test_an_unknown_model_and_a_wrong_field(client: httpx.AsyncClient, form: Form) -> None:
-    answer = await client.post(form.path, json=form.write("nobody", "Hi", 5))
+    answer = await client.post(form.path, json=form.write("unknown", "Hi", 5))
     assert answer.status_code == 404
-    assert "nobody" in str(answer.json()["error"])
+    assert "unknown" in str(answer.json()["error"])
     answer = await client.post(form.path, content=b"{")
     assert answer.status_code == 400
     assert answer.json()["error"]

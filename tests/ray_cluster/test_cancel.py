@@ -20,7 +20,7 @@ from trioserve.model_process.connection import Connection
 
 pytestmark = pytest.mark.system
 
-#: How many clients leave, one after the other.
+#: The number of clients that leave, one after the other.
 _N = 30
 
 

@@ -78,7 +78,7 @@ async def test_a_killed_model_loses_no_request_that_has_not_begun(
 
 
 async def test_a_killed_ingress(cluster: Cluster, report: Report) -> None:
-    """What is in it breaks off, and nothing else: no one is left to ask another replica."""
+    """Its requests break off, and no others: there is no caller left to ask another replica."""
     ingress = cluster.ingresses()[0]
     load, recovery = await _kill_under_load(cluster, ingress.kill)
     report("`kill -9` of an ingress", _figures(load, recovery))

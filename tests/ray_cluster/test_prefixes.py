@@ -1,4 +1,4 @@
-"""What the replicas have in their caches: requests that begin alike go where that is known."""
+"""The caches of replicas: requests that begin alike go to the replica that has the beginning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _N_SYSTEMS, _N_QUESTIONS, _N_CLIENTS = 20, 8, 4
 _LENGTH = 1000
 _WORDS = ("north", "south", "river", "stone", "bread", "winter", "letter", "market", "garden")
 
-#: What share of the prompts has to be in a cache, of requests whose system prompt was sent before.
+#: The share of prompt tokens found in a cache, of requests whose system prompt was sent before.
 _WANTED = 0.9
 
 

@@ -240,7 +240,7 @@ async def test_times_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         timed = await server.transcribe(wav, words=True)
         assert plain.summary.language == timed.summary.language == "de"
         word = Word(text="pid", start=0.0, end=0.5)
-        assert timed.segments[0].words == (word,) * 3  # it says so of each segment
+        assert timed.segments[0].words == (word,) * 3  # the fake gives each segment the same
         assert timed.segments[0].no_speech_prob == 0.25
 
 

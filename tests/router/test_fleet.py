@@ -65,7 +65,7 @@ def fleet_of(launcher: ScriptedLauncher, *, max_models: int = 0, max_memory: int
 
 
 class Request:
-    """A request that keeps its model until it is told to end."""
+    """A request that keeps its model until `end`."""
 
     def __init__(self) -> None:
         self.child: ModelChild | None = None
@@ -89,7 +89,7 @@ class Request:
 
 
 class Requests:
-    """Requests as tasks of their own."""
+    """Requests as separate tasks."""
 
     def __init__(self, fleet: Fleet, nursery: trio.Nursery) -> None:
         self._fleet = fleet
@@ -224,7 +224,8 @@ async def test_a_model_is_started_when_its_memory_is_there() -> None:
         assert second.child is not None and launcher.running == ["b"]
         third = await requests.begin("c")
         assert (
-            isinstance(third.error, ModelLoadError) and third.error.message == "The file is none."
+            isinstance(third.error, ModelLoadError)
+            and third.error.message == "The file is no model."
         )
 
 
@@ -279,7 +280,7 @@ async def test_a_model_whose_estimate_fails_is_not_tried_again_by_each_request(
             assert isinstance(failed.error, TrioServeError) and launcher.n_estimates == 1
         refused = await requests.begin("a")
         assert isinstance(refused.error, ModelFailedError) and launcher.n_estimates == 1
-        assert "The file is none." in refused.error.message
+        assert "The file is no model." in refused.error.message
         launcher.needs = {"a": 5}
         await trio.sleep(WINDOW)
         assert (await requests.begin("a")).child is not None

@@ -1,4 +1,4 @@
-"""Models in processes of their own, as a program uses them."""
+"""Models in separate processes, as a program uses them."""
 
 from __future__ import annotations
 

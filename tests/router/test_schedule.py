@@ -1,4 +1,4 @@
-"""Which models run: rules one by one, and then whatever may happen, in any order."""
+"""The choice of the models that run: rules one by one, and then events in any order."""
 
 from __future__ import annotations
 
@@ -433,7 +433,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.note_queue()
         decision = self.schedule.decide()
         for name in decision.stop:
-            assert name in self.ready, "only what is ready gives way"
+            assert name in self.ready, "only a ready model is stopped"
             assert name not in in_use, "and no model in use"
             self.ready.remove(name)
             self.stopping.add(name)
@@ -468,7 +468,7 @@ class AnyOrder(RuleBasedStateMachine):
         for one in self.asked:
             states = (one.lease in waiting, one.lease.granted, one.lease.error is not None)
             assert sum(states) == 1, states
-            assert one.n_changes == (not states[0]), "it is told once"
+            assert one.n_changes == (not states[0]), "it hears once"
         assert len(waiting) == sum(one.lease in waiting for one in self.asked)
 
     @invariant()
@@ -485,7 +485,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert self.schedule.n_users(name) == sum(not one.is_lost for one in users)
 
     def teardown(self) -> None:
-        """Each request that waits is told in the end, when whatever began also ends."""
+        """Each waiting request is answered once all starts and estimates have ended."""
         if not hasattr(self, "schedule"):
             return
         for name in list(self.held):

@@ -1,4 +1,4 @@
-"""What a program passes to a server: objects, single fields by name, and several outputs."""
+"""Arguments of a server's methods: objects, single fields by name, and several outputs."""
 
 from __future__ import annotations
 

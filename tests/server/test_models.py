@@ -177,7 +177,7 @@ async def test_one_that_cannot_be_loaded_takes_no_place() -> None:
 
 
 async def test_cancelled_at_every_step(mock_clock: MockClock) -> None:
-    """Whoever waits for room and is cancelled takes none with it."""
+    """A cancelled request that waits for room takes none."""
     library = Library()
     async with library.models("ab", max_loaded=1) as models:
         for n in range(1, 1000):

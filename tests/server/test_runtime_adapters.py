@@ -154,7 +154,7 @@ async def test_an_adapter_comes_and_goes(folder: Path) -> None:
         gone = {"prompt": "abc", "lora": [{"id": 0, "scale": 1}]}
         assert "it was unloaded" in (await client.post("/completion", json=gone)).text
         assert (await client.post(LOAD, json=PIRATE)).status_code == 200
-        # What was cached with the first one is not found: it has another id.
+        # Prompts cached with the first one are not found: it has another id.
         assert await text_of(client, "pirate") == ("pirate", "<1:1>ABC")
 
 

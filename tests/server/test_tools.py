@@ -1,4 +1,4 @@
-"""What models must, may and must not call: the bundled model through the server and the SDK."""
+"""Choices of tools (required, auto, none): the bundled model through the server and the SDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What API keys use: counted in memory, written to a store, and their budgets of a day."""
+"""The usage of API keys: counted in memory, written to a store, and their budgets of a day."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ if (self.origin.startsWith("http") && !localStorage.getItem("trioserve/settings"
     localStorage.setItem("trioserve/settings", '{"titles": false}');
 """
 
-#: What an element does within this time, in seconds, on a machine that is busy with others.
+#: Seconds that an element may take on a busy machine.
 PATIENCE = 60
 
 

@@ -27,7 +27,7 @@ class ClientRequest:
 
 
 USER = {"role": "user", "content": "Hi"}
-#: What asks for JSON. A script answers it with `FILLED`.
+#: A request for JSON. A script answers it with `FILLED`.
 FILL = {"role": "user", "content": "Fill in the form."}
 FILLED = '{"title": "A", "tags": null}'
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -338,7 +338,7 @@ OLLAMA_OPTIONS = {
 # -- Open WebUI
 
 
-#: What the page sends beside a chat, and a server may get with it.
+#: Fields that the page sends with a chat, and that a server may get.
 OPEN_WEBUI_PAGE: dict[str, Any] = {
     "chat_id": "0f8b",
     "id": "9a1c",
@@ -366,7 +366,7 @@ OPEN_WEBUI_PAGE: dict[str, Any] = {
 
 
 def open_webui_task(name: str) -> tuple[str, str, Any]:
-    """What it asks the model for beside the chat."""
+    """A request of Open WebUI to the model beside the chat: titles, tags, and the like."""
     metadata = {"task": f"{name}_generation", "task_body": {"model": "local"}, "chat_id": "0f8b"}
     said = [{"role": "user", "content": f"### Task:\nGenerate {name} for the chat as JSON."}]
     task = {"model": "local", "messages": said, "stream": False, "metadata": metadata}

@@ -80,7 +80,7 @@ def payloads_in(data: bytes) -> list[Any]:
 
 
 def text_in(data: bytes) -> str:
-    """What the events of a chat say."""
+    """The text in the events of a chat."""
     deltas = [event["choices"][0]["delta"] for event in payloads_in(data) if event.get("choices")]
     return "".join(delta.get("content") or "" for delta in deltas)
 
@@ -92,7 +92,7 @@ def text_of(chunks: str) -> str:
 
 @attrs.define
 class EventSource:
-    """What a browser has under this name, as far as streams notice: it comes back with an id."""
+    """A browser's EventSource, as streams notice it: it comes back with an id."""
 
     client: httpx.AsyncClient
     url: str

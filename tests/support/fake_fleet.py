@@ -149,7 +149,7 @@ class FakeFleet:
 
 @attrs.define
 class FakeEvents:
-    """The events that were told, and the feeds of subscribers, which a test fills."""
+    """The published events, and the feeds of subscribers, which a test fills."""
 
     told: list[FleetEvent] = attrs.field(factory=list)
     subscribers: list[Feed[FleetEvent]] = attrs.field(factory=list)

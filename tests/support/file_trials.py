@@ -48,7 +48,7 @@ ANSWERS = "loads and answers"
 DIED_IN_SERVICE = "died in service"
 OUTCOMES = (REFUSED_BY_HEADER, REFUSED_BY_LLAMA, DIED_IN_TRIAL, ANSWERS, DIED_IN_SERVICE)
 
-#: What a file may take. A process that waits for something for ever takes no processor time.
+#: The limit of a file. A process that waits for something for ever takes no processor time.
 _CPU_SECONDS, _SECONDS, _MEMORY = 30, 600.0, 6 * 2**30
 
 _SETTINGS: dict[str, Any] = {"threads": 1, "ctx_size": 512, "parallel": 2}

@@ -116,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
                     self.say(method="notifications/message", params={"level": "info", "data": n})
                     if n == 1000:
                         return
-                case "answers":  # to questions that nobody has asked
+                case "answers":  # to questions that were not asked
                     self.event(b'{"jsonrpc":"2.0","id":%d,"result":{"a":"%b"}}' % (9, b"x" * 2**20))
                 case _:
                     self.wfile.write(b" " * 2**16)

@@ -69,7 +69,7 @@ def page(cursor: int) -> dict[str, Any]:
 
 
 def attack() -> None:
-    """What it does beside its answers, until it is ended."""
+    """Attack the client beside the answers, until the process is ended."""
     n = 0
     while True:
         n += 1
@@ -125,7 +125,7 @@ def main() -> None:
             case "tools/list":
                 send(id=id, result=page(int(params.get("cursor") or 0)))
             case "tools/call":
-                # A second thread attacks; the first goes on to answer, or no longer reads.
+                # A second thread attacks; the first still answers, or no longer reads.
                 threading.Thread(target=attack, daemon=True).start()
                 if MODE == "requests":
                     threading.Event().wait()

@@ -65,7 +65,7 @@ async def serving_script(
 
 
 async def slots_in_use(service: Service | InName) -> int:
-    """How many slots have a task."""
+    """The number of slots with a task."""
     status = await service.server.status()
     return sum(slot.task_id is not None for slot in status.slots)
 

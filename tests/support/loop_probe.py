@@ -1,4 +1,4 @@
-"""How long the event loop is held up while something happens."""
+"""Measures how long the event loop is held up."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def probing() -> AsyncIterator[Probe]:
 
 
 def _slowness() -> float:
-    """How many times as long as usual this machine takes now; 1 where it is faster."""
+    """The factor by which this machine is slower now than usual; at least 1."""
     began = time.thread_time()
     sum(i * i for i in range(200_000))
     return max(1.0, (time.thread_time() - began) / _USUAL)

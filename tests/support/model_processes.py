@@ -62,7 +62,7 @@ class InName:
 
     @property
     def server(self) -> Server:
-        """What answers in it."""
+        """The server in the process."""
         assert self._process is not None
         return self._process.server
 
@@ -85,7 +85,7 @@ class InName:
         self._code = -signal.SIGKILL
         if self.end is not None:
             self.end.shutdown(socket.SHUT_RDWR)
-        self._has_ended.set()  # what is left of it has no more effect
+        self._has_ended.set()  # the rest of it has no more effect
         self._scope.cancel()
 
     def terminate(self) -> None:

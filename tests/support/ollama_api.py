@@ -1,4 +1,4 @@
-"""What the tests of Ollama's routes ask."""
+"""Requests that the tests of Ollama's routes send."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is running. A zombie is not."""
+    """True if a process is running. A zombie is not."""
     status = read(pid, "status")
     return bool(status) and "\nState:\tZ" not in status
 

@@ -31,11 +31,11 @@ from trioserve.testing import ScriptedBackend
 
 
 class LostError(Exception):
-    """What Ray raises when a replica has died."""
+    """Ray's error when a replica has died."""
 
 
 class AbsentError(LostError):
-    """What Ray raises when there will be none."""
+    """Ray's error when there will be no replica."""
 
 
 @attrs.define(eq=False)
@@ -67,7 +67,7 @@ class FakeReplica:
         self._scope.cancel()
 
 
-#: What comes of a call: the lease of a replica, an error, or nothing at all.
+#: The outcome of a call: the lease of a replica, an error, or no answer (None).
 Play: TypeAlias = FakeReplica | Exception | None
 
 
@@ -176,7 +176,7 @@ async def ingress_of(
 
 @attrs.frozen
 class Received:
-    """What a client has received."""
+    """The bytes that a client has received."""
 
     status: int
     headers: Mapping[str, str]

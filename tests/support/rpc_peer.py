@@ -1,4 +1,4 @@
-"""What listens where an RPC server should: something that answers as a test says."""
+"""A peer in the place of an RPC server, which answers as a test says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of models that are none: a test says what they do, and time is that of the test."""
+"""Fake processes of models: a test says what they do, and time is that of the test."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class ScriptedLauncher:
             if process.model in self.needs:
                 process.say(Estimated(self.needs[process.model]))
             else:
-                process.say(Failed("The file is none."))
+                process.say(Failed("The file is no model."))
             process.end(0)
             return process
         self.started.append(process)

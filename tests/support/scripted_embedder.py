@@ -67,7 +67,7 @@ class ScriptedEmbedder(EmbeddingBackend):
         self._recording = RecordingBatch(n_batch)
         self.batch = self._recording
         self.batches: list[list[Row]] = []
-        #: What each sequence holds: how many cells, and the position of the next one.
+        #: For each sequence: the number of its cells, and the position of the next one.
         self.held: dict[int, int] = {}
         self.ends: dict[int, int] = {}
         #: Raised by the next calls of `compute`, one each.

@@ -63,7 +63,7 @@ class NamedVocab:
         )
 
 
-#: What a request needs to get as far as its other fields.
+#: The fields that a request needs before its other fields are looked at.
 BASE = {
     "content": "a",
     "documents": ["a", "b"],

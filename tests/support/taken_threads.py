@@ -1,4 +1,4 @@
-"""What happens while all worker threads are taken."""
+"""A server with all worker threads taken."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _ZYGOTE = (sys.executable, "-m", "tests.support.tiny_zygote")
 
 
 def environment() -> dict[str, str]:
-    """What tiny processes have in their environment."""
+    """The environment of tiny processes."""
     return {**os.environ, "COLOUR": "green", "PYTHONPATH": _ROOT}
 
 

@@ -2,7 +2,7 @@
 
 Its report of a failure is what it knows of itself. Then it does what its arguments say: ``exit
 3`` exits, ``hang`` ignores its lifeline, and without any it waits for the end of that. With
-``helper``, it has started a process in a session of its own, which waits.
+``helper``, it has started a process in a new session, which waits.
 """
 
 from __future__ import annotations

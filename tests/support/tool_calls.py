@@ -15,7 +15,7 @@ from trioserve.testing import ScriptedBackend
 
 
 def calls(*pairs: tuple[str, Any]) -> str:
-    """What the bundled model writes to call tools. Arguments that are text stay as they are."""
+    """The bundled model's text for calls of tools. Arguments that are text stay as they are."""
     return "".join(
         f'<tool_call>\n{{"name": "{name}", "arguments": '
         f"{arguments if isinstance(arguments, str) else json.dumps(arguments)}}}\n</tool_call>\n"
@@ -51,7 +51,7 @@ class FakeTool(Tool):
     description: str = "Does things."
     #: The arguments and the context of each call, as it begins.
     begun: list[tuple[Mapping[str, Any], ToolCallContext]] = attrs.field(factory=list)
-    #: How many run now.
+    #: The number that run now.
     n_running: int = 0
     most_running: int = 0
 

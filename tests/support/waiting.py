@@ -1,4 +1,4 @@
-"""How tests wait for what must come: with one generous limit, so that a busy machine fails none."""
+"""Waits of tests, with one generous limit, so that a busy machine fails no test."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def server(loop: TrioThread, _script: PacedScript) -> Iterator[tuple[str, Servic
 def script(
     _script: PacedScript, loop: TrioThread, server: tuple[str, Service]
 ) -> Iterator[PacedScript]:
-    """What its model says."""
+    """The answer of its model."""
     yield _script
     _script.go_on()
     _script.reset()
@@ -85,5 +85,5 @@ def visitor(browser: Browser, script: PacedScript) -> Iterator[Visitor]:
 
 @pytest.fixture
 def chat(visitor: Visitor, server: tuple[str, Service]) -> ChatPage:
-    """A page of the server, as somebody sees it who was never there."""
+    """A page of the server, as on a first visit."""
     return ChatPage(visitor.visit(server[0]))

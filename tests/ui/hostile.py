@@ -1,7 +1,7 @@
-"""What a model could write to harm who reads it."""
+"""Texts with which a model could harm its reader."""
 # ruff: noqa: E501 (each text as it would be sent)
 
-#: Whatever runs says so here.
+#: Scripts that run report here.
 RUN = "window.broken = (window.broken || 0) + 1"
 
 HOSTILE = {

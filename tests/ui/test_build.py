@@ -1,4 +1,4 @@
-"""What is shipped of the page is what `make ui` makes of its sources, and it is small."""
+"""The shipped page is what `make ui` makes of its sources, and it is small."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_every_package_is_pinned() -> None:
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], set[str]]:
-    """What is in a wheel, and what in an sdist."""
+    """The files of a wheel and of an sdist."""
     folder = tmp_path_factory.mktemp("archives")
     command = [sys.executable, "-m", "hatchling", "build", "--directory", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -217,7 +217,7 @@ def test_a_key_is_asked_for(visitor: Visitor, script: PacedScript, loop: TrioThr
 def test_a_full_server_is_told_of_and_the_answer_comes_in_the_end(
     visitor: Visitor, script: PacedScript, loop: TrioThread
 ) -> None:
-    """One slot, which somebody else has, and room for one in the queue."""
+    """One slot, which another client has, and room for one in the queue."""
     visitor.expect("429")
     visitor.expect("ERR_CONNECTION_REFUSED")  # the server ends before its pages
     script.answer = "word " * 100_000

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 #: Each word is another one, so that a gap shows, and a repeat.
 STORY = " ".join(f"word{i}" for i in range(200))
 
-#: What a lost connection leaves on the console of any browser.
+#: Messages of browsers' consoles about a lost connection.
 LOST = "net::ERR_|Failed to fetch"
 
 

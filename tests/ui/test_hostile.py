@@ -23,7 +23,7 @@ from tests.ui.hostile import ESCAPE, HEAVY, HOSTILE, PICTURES, RUN, SLOW
 
 pytestmark = pytest.mark.system
 
-#: What the slowest text takes to be shown, in seconds.
+#: Seconds that the slowest text may take to be shown.
 LONGEST = 20
 
 _UNWANTED = (
@@ -52,7 +52,7 @@ def test_hostile_markdown_is_text(chat: ChatPage, script: PacedScript, role: str
     for name, text in HOSTILE.items():
         hostile = f"{text}\n\nThe end of {name}."
         script.answer = hostile if role == "model" else "I see."
-        answer = chat.ask(hostile if role == "person" else "Go on.")
+        answer = chat.ask(hostile if role == "person" else "Continue.")
         part = answer if role == "model" else chat.questions.last
         expect(part).to_contain_text(f"The end of {name}.")
         assert_harmless(part)

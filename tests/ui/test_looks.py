@@ -1,4 +1,4 @@
-"""What the page looks like, who can use it, and how soon it is there."""
+"""The looks of the page, its accessibility, and its loading time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LOOKS = {"light": LIGHT, "dark": DARK, "phone": PHONE}
 #: take as long; then the limit is four times what that one takes.
 FIRST_PAINT = 100
 
-#: What axe-core says of what keeps people from using a page.
+#: The faults that axe-core finds: things that keep people from using a page.
 SERIOUS = ("serious", "critical")
 
 
@@ -144,7 +144,7 @@ def test_the_activity_is_watched(
 
 
 def _ask(url: str, *lengths: int) -> None:
-    """Have prompts of so many words answered, and read none of the answers."""
+    """Have prompts of a number of words answered, and read none of the answers."""
     for n_words in lengths:
         words = " ".join(f"word{n_words + i}" for i in range(n_words))
         body = {"messages": [{"role": "user", "content": words}]}
@@ -154,7 +154,7 @@ def _ask(url: str, *lengths: int) -> None:
 
 
 def test_the_first_paint_is_soon(visitor: Visitor, server: tuple[str, Service]) -> None:
-    """In the best of a few visits, as somebody who was never there."""
+    """In the best of a few first visits."""
     visitor.expect("favicon.ico")  # a page without an icon has browsers ask for it
     times: dict[str, list[float]] = {"/": [], "/health": []}
     for path, measured in list(times.items()) * 6:

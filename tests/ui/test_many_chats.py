@@ -56,7 +56,7 @@ def test_a_search_finds_a_message_on_another_branch(chat: ChatPage, script: Pace
 def test_what_a_search_shows_is_text(chat: ChatPage, script: PacedScript) -> None:
     for name, text in HOSTILE.items():
         script.answer = f"walrus {text}\n\nThe end of {name}."
-        expect(chat.ask("Go on.")).to_contain_text(f"The end of {name}.")
+        expect(chat.ask("Continue.")).to_contain_text(f"The end of {name}.")
     search = chat.page.get_by_role("searchbox", name="Search the chats")
     for words in ("walrus", "<img", "onerror", "javascript:", "<script"):
         search.fill(words)

@@ -36,7 +36,7 @@ WEATHER = Path(__file__).parents[2] / "examples" / "mcp_weather.py"
 
 @attrs.define
 class Worker:
-    """A model that calls a tool when it is asked something, and says so when it has the result.
+    """A model that calls a tool when it is asked something, and reports the result.
 
     Attributes:
         folder: what it may read and write in.
@@ -82,7 +82,7 @@ def worker(tools_server: tuple[str, Worker]) -> Worker:
 
 @pytest.fixture
 def chat(visitor: Visitor, tools_server: tuple[str, Worker]) -> ChatPage:
-    """A page of that server, in a chat for which all tools are on."""
+    """A page of that server, in a chat with all tools on."""
     chat = ChatPage(visitor.visit(tools_server[0]))
     with tools_of(chat) as panel:
         panel.get_by_role("button", name="All", exact=True).click()
@@ -369,7 +369,7 @@ def test_the_bundled_model_asks_an_mcp_server(
 
 
 def _turn_on(page: Page, chat: ChatPage, server: str) -> None:
-    """Turn on the tools of an MCP server. The list is read anew when it is opened."""
+    """Turn on the tools of an MCP server. Opening the list reads it again."""
     with tools_of(chat) as panel:
         panel.get_by_role("region", name=server).get_by_role("switch").check()
 

@@ -1,4 +1,4 @@
-"""What a server knows, and what it keeps, while its model is not in memory."""
+"""A server without its model in memory: what it still answers and keeps."""
 
 from __future__ import annotations
 

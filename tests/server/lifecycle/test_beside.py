@@ -66,7 +66,7 @@ async def test_it_is_made_once_and_freed_when_it_is_idle(autojump_clock: MockClo
 
 
 @pytest.mark.parametrize(
-    "failure", [ModelLoadError("There is no memory."), MemoryError("There is no memory.")], ids=repr
+    "failure", [ModelLoadError("Out of memory."), MemoryError("Out of memory.")], ids=repr
 )
 async def test_one_that_cannot_be_made_fails_its_requests_only(
     failure: Exception, autojump_clock: MockClock
@@ -75,7 +75,7 @@ async def test_one_that_cannot_be_made_fails_its_requests_only(
     made.failure = failure
     async with serve(made.backend) as server:
         for _ in range(2):
-            with pytest.raises(UnavailableError, match="There is no memory"):
+            with pytest.raises(UnavailableError, match="Out of memory"):
                 await server.embed("one")
         assert (await server.complete("ab")).text == "AB"
         await server.check_live()

@@ -1,4 +1,4 @@
-"""What a server says and does when its engine fails, or when a step takes too long."""
+"""A server whose engine has failed, or whose step takes too long."""
 
 from __future__ import annotations
 

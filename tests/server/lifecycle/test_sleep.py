@@ -1,4 +1,4 @@
-"""A server that frees its model's memory while nobody needs it.
+"""A server that frees its model's memory while it has no requests.
 
 The engine is stepping on the event loop. Time stands still unless a test moves it: loading is in a
 thread, during which a clock that jumps would jump.

@@ -19,7 +19,7 @@ __all__ = ["no_collection"]
 
 
 async def test_a_file_that_is_gone_damaged_or_another_one(tmp_path: Path) -> None:
-    """The model is loaded from what is there then; what cannot be loaded fails requests alone."""
+    """The model is loaded again from its file; a bad file fails requests, and not the server."""
     path, data = tmp_path / "a.gguf", BUNDLED.read_bytes()
     path.write_bytes(data)
     async with Server(Config(model=str(path), ctx_size=256, threads=1)) as server:
@@ -41,7 +41,7 @@ async def test_a_file_that_is_gone_damaged_or_another_one(tmp_path: Path) -> Non
         assert again.text == first.text
 
 
-#: In a process of its own, with malloc as the command has it: what other tests have left in the
+#: Run as a separate process, with malloc as the command has it: memory that other tests left in the
 #: heaps of many threads comes and goes by itself.
 _SLEEPER = """
 import sys

@@ -1,4 +1,4 @@
-"""Whether a request is let in: the queue's bounds for each API key, and the right to a priority."""
+"""Admission of requests: the queue's bounds for each API key, and the right to a priority."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ VICTIM, ATTACKER = ({"Authorization": f"Bearer {key}"} for key in KEYS)
 
 KNOWN = (
     "All orders over 500 are signed with the number of the account of the one who signs, "
-    "and as everybody at the bank knows by heart it is "
+    "and as each clerk at the bank knows by heart it is "
 )
 SECRET = "7"
 
-#: Who shares with whom: configuration, fields of the victim's request and of the attacker's.
+#: Requests that must not share: the configuration, fields of the victim, and of the attacker.
 SEPARATE: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "keys": ({"api_keys": KEYS}, {}, {}),
     "salts, all": ({"api_keys": KEYS, "cache_sharing": "all"}, {"cache_salt": "a"}, {}),

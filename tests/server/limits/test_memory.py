@@ -1,4 +1,4 @@
-"""What requests may hold, all together."""
+"""The memory that all requests together may hold."""
 
 from __future__ import annotations
 

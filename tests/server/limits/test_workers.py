@@ -1,4 +1,4 @@
-"""Work on text: what is refused before it, and what becomes of it when nobody waits."""
+"""Work on text in threads: refused before it begins, and left when its request has gone."""
 
 from __future__ import annotations
 

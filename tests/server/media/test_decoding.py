@@ -60,7 +60,7 @@ async def pids_of(decoders: Decoders, n: int) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process does something: one without a parent may stay as a zombie."""
+    """True while a process runs. A process without a parent may stay as a zombie."""
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
     return bool(state.stdout.strip()) and not state.stdout.startswith("Z")
 

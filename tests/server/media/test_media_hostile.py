@@ -29,7 +29,7 @@ pytestmark = pytest.mark.system
 ALL = Wanted(kinds=frozenset({"image", "audio", "video"}))
 PARAM = "messages[0].content[1].image_url"
 
-#: How many files of each format are damaged, and so many are cut off; in ``make fuzz``, 200.
+#: The number of files of each format to damage, and of files to cut off; in ``make fuzz``, 200.
 N_DAMAGED = int(os.environ.get("N_DAMAGED_MEDIA", "6"))
 
 
@@ -81,7 +81,7 @@ async def test_bombs_are_refused_by_name_and_cost_little(loading: Loading) -> No
             assert isinstance((await loading.load(image_file()))[0], DecodedImage), name
     assert loading.pid == pid  # none of them has ended it
     assert loading.peak() - before < 128 * 2**20
-    assert probe.held < 1  # of which most is making them
+    assert probe.held < 1  # most of it for making the files
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")

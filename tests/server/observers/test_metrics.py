@@ -59,7 +59,7 @@ LLAMACPP = [
 
 
 def read(text: str) -> dict[str, float]:
-    """The samples, by name and labels, without the one that all of ours have."""
+    """The samples, by name and labels, without the label `model_name`."""
     found = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):

@@ -1,4 +1,4 @@
-"""What the metrics, the log and the traces say of tools that are run."""
+"""Tools in the metrics, the log and the traces."""
 
 from __future__ import annotations
 

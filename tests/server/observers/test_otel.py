@@ -128,7 +128,7 @@ async def test_the_histograms() -> None:
 
 
 async def test_how_requests_end() -> None:
-    """A failure is an error; that a client goes away is none."""
+    """A failure is an error; a client that goes away is not."""
     traced, backend = Traced(), ScriptedBackend(lambda prompt: "x" * 10**5, n_ctx=2**17)
     async with server_with(traced, backend) as server:
         context = RequestContext(on_cancel=CancelReason.DISCONNECT)

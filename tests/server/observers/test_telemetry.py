@@ -1,4 +1,4 @@
-"""`Server.telemetry`: what subscribers are told, and what they cannot do to others."""
+"""`Server.telemetry`: its reports, and that no subscriber can harm others."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_slow_function_loses_what_is_oldest(
         await server.complete("p")
         await trio.sleep(2)
         for _ in range(10):
-            with trio.fail_after(1):  # it holds up nobody
+            with trio.fail_after(1):  # it holds up no request
                 await server.complete("p")
     first, last = batches
     assert first.n_lost == 0 and len(last.steps) == len(last.requests) == 8

@@ -102,7 +102,7 @@ def test_a_header_does_not_count() -> None:
 
 
 def test_cells_of_media_count() -> None:
-    """Around an image the projector writes tokens of its own, and one between two tiles."""
+    """The projector adds tokens around an image, and one between two tiles."""
     pieces = ["A", "<marker>", "BBB", "<other>", "", "<third>", "CC"]
     tile = MediaChunk(kind="image", n_cells=10, n_positions=10, id="tile", content=None)
     #        A (tile | tile) BBB ( tile ) ( tile ) CC

@@ -26,7 +26,7 @@ from trioserve.types import DocumentSource
 
 pytestmark = pytest.mark.system
 
-#: How many files are damaged, and so many are cut off; in ``make fuzz``, 200.
+#: The number of files to damage, and of files to cut off; in ``make fuzz``, 200.
 N_DAMAGED = int(os.environ.get("N_DAMAGED_MEDIA", "6"))
 
 FIELD = "messages[0].content[0].file.file_data"

@@ -280,7 +280,7 @@ async def test_a_tool_may_ask_the_same_server_though_it_is_full() -> None:
     assert len(prompts) == 3
 
 
-# -- who is told
+# -- reports to observers
 
 
 async def test_observers_are_told_how_each_call_ended() -> None:

@@ -1,4 +1,4 @@
-"""Answers for which tools are run: a scripted model, step after step."""
+"""Runs of tools within an answer: a scripted model, step after step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of windows are joined as somebody would write them."""
+"""Texts of windows are joined as one text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trioserve.server.transcription.model import Joiner
 
 
 def joined(*windows: list[str]) -> list[str]:
-    """What is told of windows that have these pieces."""
+    """The texts of windows that have these pieces, as they are reported."""
     joiner, told = Joiner(), []
     for pieces in windows:
         joiner.next_window()

@@ -43,7 +43,7 @@ RATE = 16_000
 
 
 def speech(*parts: tuple[float, float]) -> MediaSource:
-    """A recording of noise, each part so many seconds long and so loud."""
+    """A recording of noise; each part has its seconds and its loudness."""
     random = np.random.default_rng(0)
     samples = [loud * random.uniform(-1, 1, round(seconds * RATE)) for seconds, loud in parts]
     return MediaSource(kind="audio", data=float_wav(np.concatenate(samples)), param="file")
@@ -168,7 +168,7 @@ async def test_the_number_of_tokens_is_bounded() -> None:
         assert len(transcript.text) == 64 + 32  # for one second
         few = await transcript_of(server, LONG, max_tokens=7)
     assert few.text == "yyyyyyy"
-    assert len(script.prompts) == 2  # nobody has asked for the second window
+    assert len(script.prompts) == 2  # the second window was not asked for
 
 
 async def test_logprobs_are_those_of_the_tokens() -> None:

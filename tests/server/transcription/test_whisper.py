@@ -1,4 +1,4 @@
-"""Whisper in a child process: what it is told, what comes back, and how it ends."""
+"""Whisper in a child process: its orders, its answers, and its end."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def transcribe(
 async def transcribing(
     transcriber: WhisperTranscriber, **params: Any
 ) -> AsyncIterator[Feed[TranscriptEvent]]:
-    """The events of a transcript, one by one, as the work goes on."""
+    """The events of a transcript, one by one, as they come."""
     events = Feed[TranscriptEvent](1)
 
     async def send(event: TranscriptEvent) -> None:

@@ -13,7 +13,7 @@ RATE = 1000
 
 
 def recording(*parts: tuple[float, float]) -> DecodedAudio:
-    """Noise, each part so many seconds long and so loud."""
+    """Noise; each part has its seconds and its loudness."""
     random = np.random.default_rng(0)
     samples = np.concatenate(
         [loud * random.uniform(-1, 1, round(seconds * RATE)) for seconds, loud in parts]
