@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.server.test_keys import table
+from tests.support.event_source import text_in
 from tests.support.ray_replicas import AbsentError, LostError, Received, Replicas, ask, ingress_of
 from tests.support.scripts import answering, endless
 from trioserve.config import Config
@@ -419,7 +420,7 @@ def test_a_stream_is_read_where_it_is() -> None:
         got = await ask(ingress, "POST", PATH, CHAT, {"Prefer": "respond-async"})
         location = got.headers["location"]
         assert location.startswith("/v1/stream/me.")
-        assert b"Of a." in (await ask(ingress, "GET", location)).body
+        assert "Of a." in text_in((await ask(ingress, "GET", location)).body)
         assert (await ask(ingress, "GET", "/v1/stream/you.x")).json == "of you"
         assert (await ask(ingress, "GET", "/v1/stream/unknown.x")).status in (200, 404)
 
