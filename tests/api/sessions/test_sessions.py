@@ -137,29 +137,29 @@ async def test_stopping_twice_or_too_late(autojump_clock: MockClock) -> None:
         assert list(sessions) == []
 
 
-async def test_an_answer_that_is_no_stream(autojump_clock: MockClock) -> None:
-    async def refuse(caller: Caller) -> Reply:
-        return refusal
-
-    error = {"code": 418, "message": "Tea?", "type": "teapot", "param": None}
-    refusal = json_reply({"error": error}, status=418)
-    async with opened() as sessions:
-        session = begin(sessions, refuse)
-        await session.answered.wait()
-        assert not session.is_stream
-        assert session.reply is refusal
-        assert last_error(session)["error"] == error
+TEAPOT = {"code": 418, "message": "Tea?", "type": "teapot", "param": None}
 
 
-@pytest.mark.parametrize("body", [b"{}", b"hello"])
-async def test_neither_a_stream_nor_an_error(body: bytes, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (json_reply({"error": TEAPOT}, status=418), "Tea?"),
+        (Data(body=b"{}"), "The answer is not a stream."),
+        (Data(body=b"hello"), "The answer is not a stream."),
+    ],
+)
+async def test_an_answer_that_is_no_stream(
+    reply: Reply, message: str, autojump_clock: MockClock
+) -> None:
     async def answer(caller: Caller) -> Reply:
-        return Data(body=body)
+        return reply
 
     async with opened() as sessions:
         session = begin(sessions, answer)
         await session.answered.wait()
-        assert last_error(session)["message"] == "The answer is not a stream."
+        assert not session.is_stream
+        assert session.reply is reply
+        assert last_error(session)["error"]["message"] == message
 
 
 async def test_a_request_that_breaks_ends_its_own_stream_only(autojump_clock: MockClock) -> None:

@@ -165,25 +165,6 @@ async def test_the_sdk_polls_a_background_response() -> None:
     await use_openai(answering("Hello"), use)
 
 
-async def test_the_sdk_comes_back_to_a_background_stream() -> None:
-    def use(client: openai.OpenAI) -> None:
-        made = client.responses.create(model="any", input="Hi", background=True, stream=True)
-        with made as stream:
-            events = [next(stream) for _ in range(5)]
-        id_ = events[0].response.id
-        rest = list(client.responses.retrieve(id_, stream=True, starting_after=4))
-        numbers = [event.sequence_number for event in [*events, *rest]]
-        assert numbers == list(range(len(numbers)))
-        assert rest[-1].type == "response.completed"
-        whole = list(client.responses.retrieve(id_, stream=True))
-        assert whole == [*events, *rest]
-        assert client.responses.retrieve(id_) == rest[-1].response
-        with pytest.raises(openai.BadRequestError, match="the last event so far"):
-            client.responses.retrieve(id_, stream=True, starting_after=1000)
-
-    await use_openai(answering("Hello there, you."), use)
-
-
 async def test_a_client_that_leaves_stops_nothing_in_the_background() -> None:
     backend, gate = gated("0123456789" * 5)
     async with client_and_service(backend) as (client, service):

@@ -161,6 +161,10 @@ async def test_a_stream_comes_back_after_its_connection_was_cut() -> None:
             with client.responses.stream(response_id=id_, starting_after=last) as again:
                 assert [event.sequence_number for event in again] == numbers[last + 1 :]
                 assert again.get_final_response().output_text == text
+            assert list(client.responses.retrieve(id_, stream=True)) == [*events, *rest]
+            assert client.responses.retrieve(id_) == rest[-1].response
+            with pytest.raises(openai.BadRequestError, match="the last event so far"):
+                client.responses.retrieve(id_, stream=True, starting_after=10_000)
 
     async with serving_script(backend) as (url, _), cable_to(url) as cable:
         token = trio.lowlevel.current_trio_token()
