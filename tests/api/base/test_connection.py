@@ -62,19 +62,6 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_keep_alive_serves_one_request_after_another_until_a_close() -> None:
-    async with serving_script() as (url, _), connected(url) as stream:
-        for _ in range(3):
-            await stream.send_all(post("/tokenize", b'{"content": "a"}'))
-            answer = b""
-            while not answer.endswith(b'{"tokens":[97]}'):
-                answer += await stream.receive_some()
-        await stream.send_all(post("/tokenize", b'{"content": "a"}', "Connection: close"))
-        answer = await read_all(stream)  # returns only because the server closes
-        assert answer.startswith(b"HTTP/1.1 200")
-        assert answer.endswith(b'{"tokens":[97]}')
-
-
 @pytest.mark.parametrize(("path", "streaming"), [("/completion", True), ("/v1/completions", False)])
 async def test_a_client_that_goes_away_frees_its_slot(path: str, streaming: bool) -> None:
     async with serving_script(endless()) as (url, service):
@@ -325,19 +312,3 @@ async def test_a_beat_is_not_sent_when_something_else_was(autojump_clock: MockCl
         await trio.sleep(16)
         nursery.cancel_scope.cancel()
     assert sent == [b"start", b"a", b"long", b"beat"]
-
-
-@pytest.mark.system
-async def test_a_silent_stream_is_kept_alive() -> None:
-    def slow(backend: ScriptedBackend) -> None:
-        time.sleep(0.2 if backend.n_decodes == 2 else 0)
-
-    async with (
-        serving_script(endless(slow), sse_ping_interval=0.1) as (url, _),
-        connected(url) as stream,
-    ):
-        await stream.send_all(post("/completion", body(stream=True)))
-        answer = b""
-        with patiently():
-            while b"\r\n:\n\n\r\n" not in answer:
-                answer += await stream.receive_some()

@@ -443,25 +443,6 @@ async def test_a_body_that_raises_breaks_the_response_off(version: bytes) -> Non
     assert "The rest is not available." in [line.get("error") for line in logs]
 
 
-async def test_a_client_that_leaves_cancels_its_request_with_the_reason() -> None:
-    cancelled: list[str | None] = []
-
-    async def body() -> AsyncIterator[bytes]:
-        yield b"a part"
-        try:
-            await trio.sleep_forever()
-        except trio.Cancelled as error:
-            cancelled.append(error.reason)
-            raise
-
-    async with serving_body(body) as url:
-        async with connected(url) as stream:
-            await stream.send_all(HEALTH.replace(b"health", b"body"))
-            await stream.receive_some()
-        await until(lambda: cancelled)
-    assert cancelled == ["disconnect"]
-
-
 # -- requests that wait behind another
 
 

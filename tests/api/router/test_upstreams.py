@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -458,11 +458,8 @@ async def test_a_client_that_does_not_read_holds_no_connection() -> None:
     ):
         await stream.send_all(post("/v1/chat/completions", json.dumps(STREAM).encode()))
         await until(lambda: server.n_closed == 1)
-        await until(lambda: router.service.upstreams.state(_entry(router)).n_requests == 0)
-
-
-def _entry(router: Routed) -> Any:
-    return router.fleet.catalog.entries["far"]
+        entry: Any = router.fleet.catalog.entries["far"]
+        await until(lambda: router.service.upstreams.state(entry).n_requests == 0)
 
 
 async def test_the_deadline_of_a_request_holds() -> None:
@@ -487,15 +484,15 @@ async def test_draining_waits_for_what_runs() -> None:
     async with beside(HEAD, word("a"), None, drain_timeout=0.3) as (router, server):
         drained = trio.Event()
 
-        async def drain(after: Callable[[], object]) -> None:
+        async def drain() -> None:
             await router.service.drain()
-            after()
+            drained.set()
 
         async with connected(router.url) as stream, trio.open_nursery() as nursery:
             await stream.send_all(post("/v1/chat/completions", json.dumps(STREAM).encode()))
             await until(lambda: server.n_open == 1)
             began = trio.current_time()
-            nursery.start_soon(drain, drained.set)
+            nursery.start_soon(drain)
             await stream.receive_some()
             with patiently():
                 await stream.aclose()
