@@ -25,7 +25,7 @@ export interface ToolCall {
   arguments: string;
 }
 
-/** How far a call of a tool is that the server makes. */
+/** The state of a call of a tool that the server makes. */
 export type CallState = "called" | "asked" | "running" | "done" | "failed" | "stopped" | "denied";
 
 /** A call of a tool that the server makes, and what came of it. */
@@ -35,18 +35,18 @@ export interface MadeCall extends ToolCall {
   /** It may change something. */
   writes: boolean;
   state: CallState;
-  /** What it would change, as a unified diff, for the person who is asked. */
+  /** The change that it would make, as a unified diff, for the person who is asked. */
   preview?: string;
   /** The last of what it has written while it runs. */
   output?: string;
   /** The messages for the model. */
   result?: string;
-  /** What it has changed, as a unified diff. */
+  /** The change that it has made, as a unified diff. */
   diff?: string;
   seconds?: number;
 }
 
-/** What a model said before its last words in an answer, and the calls that the server then made. */
+/** A model's text before the last text of an answer, and the calls that the server then made. */
 export interface Step {
   content: string;
   reasoning: string;
@@ -74,7 +74,7 @@ export interface TokenOdds {
 
 export type MessageState = "done" | "writing" | "stopped" | "failed";
 
-/** Where an answer comes from while it is written: its text is that of the bytes up to `offset`. */
+/** The source of an answer while it is written: its text is that of the bytes up to `offset`. */
 export interface StreamPlace {
   conversation: string;
   offset: number;
@@ -82,7 +82,7 @@ export interface StreamPlace {
   startedAt: number;
   /** Milliseconds from there to the first token, once it came. */
   ttft?: number;
-  /** What the server calls the answer. */
+  /** The answer's id at the server. */
   id?: string;
   /** The last of the steps may get more calls. */
   isCalling?: boolean;
@@ -97,7 +97,7 @@ export interface Message {
   reasoning: string;
   /** Calls that the server did not make. */
   toolCalls: ToolCall[];
-  /** What came before the content, where the server made calls for the model. */
+  /** The steps before the content, if the server made calls for the model. */
   steps?: Step[];
   attachments: Attachment[];
   /** Of documents that are too long, here or in earlier messages: what of them is sent with this one. */
@@ -107,7 +107,7 @@ export interface Message {
   state: MessageState;
   /** Why the model ended: stop, length, tool_calls; or max_steps. */
   finish?: string;
-  /** What went wrong, in words for people. */
+  /** The error, in words for people. */
   error?: string;
   /** It failed because the chat does not fit into the context. */
   full?: boolean;
@@ -145,7 +145,7 @@ export interface ChatStart {
   since: number;
 }
 
-/** Which tools the model may call. */
+/** The tools that the model may call. */
 export interface ToolChoice {
   on: string[];
   /** Those that write without a person being asked each time. */
@@ -177,7 +177,7 @@ export interface Settings {
   showStats: boolean;
   /** The page’s own MCP servers. */
   mcp: McpEntry[];
-  /** Whether the model writes the titles of chats. */
+  /** True if the model writes the titles of chats. */
   titles: boolean;
   /** True if a button takes dictation; the browser may send the sound to its maker. */
   dictation: boolean;
@@ -214,7 +214,7 @@ export interface Run {
   progress?: { done: number; total: number; cached: number };
   tokensPerSecond?: number;
   startedAt: number;
-  /** What else there is to say, such as how much of the model is loaded. */
+  /** A further note, such as how much of the model is loaded. */
   note?: string;
 }
 
@@ -236,10 +236,10 @@ export interface ServerStatus {
   retryAt?: number;
 }
 
-/** What a file can be that is no text. */
+/** The kinds of binary files. */
 export type MediaKind = "image" | "audio" | "video";
 
-/** What the server says of itself in /props, as far as the page reads it. */
+/** The server's /props, as far as the page reads them. */
 export interface Props {
   role?: "router";
   default_generation_settings: { params: Record<string, unknown>; n_ctx: number };
@@ -286,7 +286,7 @@ export interface Model {
   contextSize: number;
   parameters: number;
   size: number;
-  /** What it takes beside text. */
+  /** The media that it takes beside text. */
   takes: string[];
   /** It was downloaded, and can be deleted. */
   removable: boolean;
@@ -296,7 +296,7 @@ export interface Model {
   examples: string[];
   /** Its file says how a chat is written for it; undefined: not known yet. */
   hasTemplate?: boolean;
-  /** How long a request may be, and why not longer; empty: nothing to say. */
+  /** The limit of a request's length, and its reason; empty: no limit to show. */
   advice: string;
 }
 
@@ -337,11 +337,11 @@ export interface Activity {
   queue: QueuedView[] | null;
   /** Cells of the KV cache. */
   cache: { used: number; total: number } | null;
-  /** Where prompts are kept: bytes, and tokens of later prompts that were found there. */
+  /** The places of kept prompts: bytes, and tokens of later prompts that were found there. */
   kept: { kv: Kept; ram: Kept; disk: Kept } | null;
   /** Since the server's start. */
   totals: { promptTokens: number; cachedTokens: number; tokens: number } | null;
-  /** Tokens of drafts by type, since the server's start; none where there are no drafts. */
+  /** Tokens of drafts by type, since the server's start; empty without drafts. */
   drafts: { type: string; tokens: number; accepted: number }[];
   /** Of all slots together. */
   tokensPerSecond: number;
@@ -349,10 +349,10 @@ export interface Activity {
   missing: string[];
 }
 
-/** Where chats are kept: in the browser's database, or nowhere. */
+/** The state of storage: chats are kept, in memory only, or storage is full. */
 export type StorageStatus = "kept" | "memory" | "full";
 
-/** What can be done within a transaction. Await nothing else in it, or it ends. */
+/** The operations within a transaction. Await nothing else in it, or it ends. */
 export interface Transaction {
   chats(): Promise<Chat[]>;
   chat(id: string): Promise<Chat | undefined>;

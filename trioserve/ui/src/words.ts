@@ -1,4 +1,4 @@
-// What the page says, in the language of the person. A new text is a row in `translations.ts`.
+// The texts of the page, in the language of the person. A new text is a row in `translations.ts`.
 
 import { computed, effect, signal } from "@preact/signals";
 
@@ -25,7 +25,7 @@ const wanted = computed<Language>(() => {
 
 const COLUMNS: Record<Language, number | null> = { en: null, de: 0, zh: 1 };
 
-/** What is spoken: the wanted language, once its texts are there. */
+/** The language in use: the wanted one, once its texts are there. */
 const spoken = signal<{ language: Language; texts: Record<string, readonly string[]> }>({ language: "en", texts: {} });
 
 /** The language of what the page shows, for numbers and dates as well. */

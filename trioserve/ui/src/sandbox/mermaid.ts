@@ -2,7 +2,7 @@
 
 import mermaid from "mermaid";
 
-/** What the page asks for, and what it gets. */
+/** An order of the page, and its answer. */
 export interface Order {
   id: number;
   text: string;
@@ -21,7 +21,7 @@ const settings = {
   suppressErrorRendering: true,
   maxTextSize: 20_000,
   layout: "dagre", // elk would double the size of this code
-  // What a diagram may not set for itself.
+  // Settings that a diagram may not change.
   secure: ["secure", "securityLevel", "startOnLoad", "htmlLabels", "suppressErrorRendering", "maxTextSize", "maxEdges", "layout"],
 } as const;
 

@@ -14,11 +14,11 @@ export type Reason =
   | "unknown" // 404
   | "other";
 
-/** What went wrong, in words for people. */
+/** The error, in words for people. */
 export class ServerError extends Error {
   override readonly name = "ServerError";
 
-  /** `status` 0: there was no answer. `retryAfter`: milliseconds that the server asks for. */
+  /** `status` 0: no answer came. `retryAfter`: milliseconds that the server asks for. */
   constructor(
     message: string,
     readonly status = 0,
@@ -40,7 +40,7 @@ export class ServerError extends Error {
     return "other";
   }
 
-  /** Whether the same request may well succeed a little later. */
+  /** True if the same request may well succeed a little later. */
   get passes(): boolean {
     return ["network", "loading", "closing", "full", "away"].includes(this.reason);
   }

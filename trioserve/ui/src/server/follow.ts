@@ -44,7 +44,7 @@ const SILENCE = 40_000;
 const FIRST_PAUSE = 250;
 const LONGEST_PAUSE = 8_000;
 
-/** What the server may ask for, in milliseconds, before we tell the person instead of waiting. */
+/** The longest wait that the server may ask for, in milliseconds; for a longer one we tell the person. */
 const LONGEST_ASKED = 120_000;
 
 /** Follow an answer. Throws only what `signal` was aborted with. */
@@ -96,7 +96,7 @@ class FinalError extends ServerError {}
 
 class Connection {
   offset: number;
-  /** Whether the server has the request: perhaps, after a POST without an answer or a reload. */
+  /** True if the server may have the request: after a POST without an answer, or a reload. */
   #posted: "no" | "perhaps" | "yes";
 
   constructor(

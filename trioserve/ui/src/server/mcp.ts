@@ -22,7 +22,7 @@ export class McpClient {
   #session = "";
   #version = VERSION;
   #lastId = 0;
-  /** What the server offers: tools, prompts, resources. */
+  /** The kinds that the server offers: tools, prompts, resources. */
   #offers: Fields = {};
 
   constructor(

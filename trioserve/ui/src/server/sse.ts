@@ -8,7 +8,7 @@ export interface SseEvent {
   offset: number;
 }
 
-/** What is no event, such as a place in the queue. */
+/** A comment between events, such as a place in the queue. */
 export interface SseComment {
   kind: "comment";
   text: string;

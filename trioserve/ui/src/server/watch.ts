@@ -3,12 +3,12 @@
 import { onWake } from "./wake";
 
 /**
- * How often to look, in milliseconds. By the clock on the wall: other timers stand still while a
+ * Milliseconds between looks. By the clock on the wall: other timers stand still while a
  * machine sleeps.
  */
 const LOOK = 2_000;
 
-/** How old the last byte may be, in milliseconds, when the network or the person comes back. */
+/** The greatest age of the last byte, in milliseconds, when the network or the person comes back. */
 const STALE = 5_000;
 
 /**

@@ -26,7 +26,7 @@ const COLOURS = 8;
 /** Tokens a second, in the last looks. */
 const speeds = signal<number[]>([]);
 
-/** What the server is doing right now, seen twice a second. */
+/** The server's work right now, read twice a second. */
 export function Activity(): VNode {
   useEffect(() => {
     const stopWatching = watchActivity();

@@ -32,7 +32,7 @@ const Embeddings = later(async () => (await import("./Embeddings")).Embeddings);
 const Draw = later(async () => (await import("./Draw")).Draw);
 const Help = later(async () => (await import("./Help")).Help);
 
-/** Whether files are held over the page. */
+/** True while files are held over the page. */
 const dragging = signal(false);
 
 /** The whole page. */

@@ -22,7 +22,7 @@ const renamed = signal<string | null>(null);
 interface RowProps {
   chat: Chat;
   current: boolean;
-  /** Where the words of a search occur in it. */
+  /** The place in it of the words of a search. */
   found?: Found;
 }
 

@@ -26,12 +26,12 @@ const LONG_PASTE = 8000;
 /** Takes back the offer to paste it as text after all, once it is sent. */
 let takeBackOffer = (): void => undefined;
 
-/** Where a message is written, with what goes along with it. */
+/** The field for a message, with its attachments. */
 export function Composer(): VNode {
   const { text, attachments } = draft.value;
   const chat = openChat.value?.chat.id;
   const running = useComputed(() => runs.value.has(openChat.value?.chat.id ?? ""));
-  // What is being read or recorded is to go along.
+  // Files being read and the recording are parts of the message.
   const isComplete = !isAttaching.value && listening.value === "off";
   const canSend = isComplete && (text.trim() !== "" || attachments.length > 0);
   const label = running.value ? t("Queue") : t("Send");
@@ -118,7 +118,7 @@ function TextField({ onSubmit }: { onSubmit: () => void }): VNode {
   const area = useRef<HTMLTextAreaElement>(null);
   const { text } = draft.value;
   useLayoutEffect(() => {
-    // Where the browser cannot do it by itself (field-sizing).
+    // For browsers without field-sizing.
     if (!area.current || CSS.supports("field-sizing", "content")) return;
     area.current.style.height = "auto";
     area.current.style.height = `${area.current.scrollHeight}px`;
@@ -170,7 +170,7 @@ function onPaste(event: ClipboardEvent): void {
   takeBackOffer = say(t("The text is attached as a file."), { label: t("Paste as text"), run: write });
 }
 
-/** Begin to edit the last message of the user, be it queued or sent; false: there is none. */
+/** Begin to edit the last message of the user, be it queued or sent; false: the user has sent no message. */
 function editLast(): boolean {
   const chat = openChat.value?.chat.id ?? "";
   const queued = outbox.value.get(chat)?.messages.at(-1);
@@ -211,7 +211,7 @@ function Chip({ attachment }: { attachment: Attachment }): VNode {
   );
 }
 
-/** How much of the model's context the conversation takes, as a ring. */
+/** The share of the model's context that the conversation takes, as a ring. */
 function ContextRing(): VNode | null {
   const stats = lastStats();
   if (!stats?.contextSize) return null;

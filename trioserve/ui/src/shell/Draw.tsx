@@ -93,7 +93,7 @@ export function Draw(): VNode {
   );
 }
 
-/** Where a pointer is on the sheet, in the pixels of the picture. */
+/** The place of a pointer on the sheet, in the pixels of the picture. */
 function placeOf(event: PointerEvent): [number, number] {
   const { left, top, width, height } = (event.currentTarget as HTMLElement).getBoundingClientRect();
   return [((event.clientX - left) / width) * SIDE, ((event.clientY - top) / height) * SIDE];

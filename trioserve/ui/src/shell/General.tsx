@@ -11,7 +11,7 @@ import { mac } from "./shortcuts";
 import { Switch } from "./Switch";
 import { canDictate } from "./voice";
 
-/** How the page looks and behaves, and the key that it shows to the server. */
+/** Settings of the page's looks and behavior, and the key that it shows to the server. */
 export function General(): VNode {
   const { theme, language, sendKey, showReasoning, showStats, titles, dictation } = settings.value;
   const set = (change: Partial<Settings>) => (settings.value = { ...settings.value, ...change });

@@ -8,7 +8,7 @@ import { ModelMenu } from "./ModelMenu";
 import { mac, startChat } from "./shortcuts";
 import { activityShown, overlay, showSidebar, sidebarShown } from "./view";
 
-/** What is above the conversation: the model, and the ways to what lies beside it. */
+/** The bar above the conversation: the model, and the buttons of panels and menus. */
 export function Header(): VNode {
   const open = openChat.value;
   const isOwn = open && (open.chat.system !== "" || Object.keys(open.chat.sampling).length > 0);

@@ -11,7 +11,7 @@ import { KeyField } from "./KeyField";
 import { ModelNotice } from "./ModelNotice";
 import { Notice } from "./Notice";
 
-/** What people have to know of the server, and of this chat. */
+/** Notices about the server, and about this chat. */
 export function Notices(): VNode {
   return (
     <div class="notices" role="status">

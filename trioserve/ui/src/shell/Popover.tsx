@@ -4,16 +4,16 @@ import { useId, useRef, useState } from "preact/hooks";
 import { Icon, type IconName } from "../icon";
 
 interface PopoverProps {
-  /** What is on the button. */
+  /** The content of the button. */
   button: ComponentChildren;
-  /** The name of the button, if its content is none. */
+  /** The name of the button, if its content has no text. */
   label?: string;
-  /** What the panel is called, if not like the button. */
+  /** The name of the panel, if not that of the button. */
   panelLabel?: string;
   buttonClass: string;
   class?: string;
   role?: "menu" | "dialog";
-  /** What is in it, made when it opens; it is given how to close it. */
+  /** Makes its content when it opens; gets a function that closes it. */
   children: (close: () => void) => ComponentChildren;
 }
 

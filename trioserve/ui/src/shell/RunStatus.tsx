@@ -10,7 +10,7 @@ import { t, type Text } from "../words";
 import { announce, describeRun } from "./runText";
 import { focusAsked } from "./view";
 
-/** What the server does for the open chat: its place in the queue, the prompt, the speed. */
+/** The progress of the open chat's answer: its place in the queue, the prompt, the speed. */
 export function RunStatus(): VNode {
   const run = useComputed(() => runs.value.get(openChat.value?.chat.id ?? ""));
   const now = useSignal(Date.now());

@@ -11,7 +11,7 @@ import { type Field, groups, read, show } from "./sampling";
 
 interface SamplingProps {
   value: Sampling;
-  /** What applies where `value` has nothing, before the server's own defaults. */
+  /** Values that apply where `value` has none, before the server's own defaults. */
   under: Sampling;
   onChange: (value: Sampling) => void;
 }
@@ -56,7 +56,7 @@ interface NumberRowProps {
 
 function NumberRow({ field, value, byDefault, onChange }: NumberRowProps): VNode {
   const id = useId();
-  // What is being written, which need not be a number yet.
+  // The text being written, which need not be a number yet.
   const [draft, setDraft] = useState<string | null>(null);
   const text = draft ?? show(field, value);
   const reading = read(field, text);

@@ -90,7 +90,7 @@ function SearchField(): VNode {
     };
   }, [text, all]);
 
-  // Who types quickly does not wait for the list.
+  // A quick typist does not wait for the list.
   const openFirst = async () => {
     const [first] = text.trim() ? await search(text.trim()) : [];
     if (!first) return;

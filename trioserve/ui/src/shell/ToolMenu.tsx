@@ -8,7 +8,7 @@ import { Popover } from "./Popover";
 
 const ToolPanel = later(async () => (await import("./ToolPanel")).ToolPanel);
 
-/** Which tools the model may call in the open chat. Only where the server has some. */
+/** The tools that the model may call in the open chat. Shown only if the server has tools. */
 export function ToolMenu(): VNode | null {
   const all = tools.value ?? [];
   if (all.length === 0) return null;

@@ -6,7 +6,7 @@ import type { Model } from "../types";
 import { t } from "../words";
 import { attempt } from "./toasts";
 
-/** What a toy can do, and the way to a real model. */
+/** The limits of a toy, and the way to a real model. */
 export function Toy({ model }: { model: Model }): VNode {
   const known = props.value; // null until the server has answered
   return (

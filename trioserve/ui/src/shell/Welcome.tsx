@@ -9,7 +9,7 @@ import { currentModel } from "./ModelMenu";
 import { attempt } from "./toasts";
 import { Toy } from "./Toy";
 
-/** What an empty chat shows: who will answer. */
+/** The greeting of an empty chat: the model that will answer. */
 export function Welcome(): VNode {
   const model = currentModel();
   const isConnecting = server.value.state === "connecting";

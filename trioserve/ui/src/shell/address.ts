@@ -1,4 +1,4 @@
-/** How the address of the page names the open chat. */
+/** The open chat in the address of the page. */
 
 const PREFIX = "#/chat/";
 

@@ -15,7 +15,7 @@ export const MAX_MEDIA = 50_000_000;
 
 const NAMES: Record<MediaKind, string> = { image: "pictures", audio: "recordings", video: "videos" };
 
-/** What the model takes beside texts, in words; empty: nothing. */
+/** The media that the model takes beside texts, in words; empty: no media. */
 export function mediaTaken(): string[] {
   return (["image", "audio", "video"] as const).filter(takes).map((kind) => NAMES[kind]);
 }

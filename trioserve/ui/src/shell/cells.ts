@@ -1,6 +1,6 @@
-/** How the KV cache is drawn: as blocks, each for a slot, kept, or free. */
+/** The KV cache drawn as blocks: each for a slot, kept, or free. */
 
-/** What a block holds: tokens of the slot with that id, tokens kept for later prompts, or nothing. */
+/** The content of a block: tokens of the slot with that id, tokens kept for later prompts, or nothing. */
 export type Block = number | "kept" | "free";
 
 /** Tokens that a running slot holds. */

@@ -1,4 +1,4 @@
-/** What is being written and not yet sent, for each chat. */
+/** Drafts: text that is not yet sent, for each chat. */
 
 import { computed, effect, signal, untracked, type ReadonlySignal } from "@preact/signals";
 
@@ -21,7 +21,7 @@ const EMPTY: Draft = { text: "", attachments: [] };
 /** By the id of the chat; chats that have no message yet share one. */
 const drafts = new Map<string, Draft>();
 const NEW = "";
-/** What is written before the chat is there. */
+/** The key of a draft that is written before the chats are loaded. */
 const EARLY = "early";
 
 const current = signal<Draft>(EMPTY);
@@ -32,7 +32,7 @@ export const draft: ReadonlySignal<Draft> = current;
 
 const reading = signal(0);
 
-/** Whether files are being read, which go with the next message. */
+/** True while files for the next message are being read. */
 export const isAttaching = computed(() => reading.value > 0);
 
 /** Change the draft of the open chat. */

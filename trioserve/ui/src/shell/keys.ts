@@ -2,7 +2,7 @@
 
 import type { Text } from "../words";
 
-/** What a shortcut does. */
+/** The action of a shortcut. */
 export type Command =
   | "new-chat"
   | "search"
@@ -40,7 +40,7 @@ export const shortcuts: readonly Shortcut[] = [
   { command: "help", key: "?", whileWriting: false, says: "This list" },
 ];
 
-/** What of a KeyboardEvent counts. */
+/** The fields of a KeyboardEvent that count. */
 export type Press = Pick<KeyboardEvent, "key" | "ctrlKey" | "metaKey" | "shiftKey" | "altKey">;
 
 /** The shortcut that a key is, if it is one. Where text is written, plain keys are text. */
@@ -68,7 +68,7 @@ export function keyNames(one: Pick<Shortcut, "key" | "mod" | "shift" | "alt">, m
   return names;
 }
 
-/** Whether this is a Mac, an iPhone or an iPad, by what the browser says of its platform. */
+/** True on a Mac, an iPhone or an iPad, by the platform that the browser names. */
 export function isMac(platform: string): boolean {
   return /mac|iphone|ipad/i.test(platform);
 }

@@ -6,7 +6,7 @@ import { t } from "../words";
 /** The largest picture that is sent, in pixels. Models look at less, and each message sends it again. */
 export const MAX_PIXELS = 2048 * 2048;
 
-/** What the server takes. The browser knows others. */
+/** The types that the server takes. The browser knows others. */
 const TAKEN = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"];
 
 /** A size within the limit, in the same proportions. */
@@ -15,7 +15,7 @@ export function fitted(width: number, height: number): [number, number] {
   return [Math.max(1, Math.floor(width * scale)), Math.max(1, Math.floor(height * scale))];
 }
 
-/** A picture to send; an Error for people says why the file is none. */
+/** A picture to send; throws an Error for people if the file is not a picture. */
 export async function readPicture(file: File): Promise<Blob> {
   const bitmap = await createImageBitmap(file).catch(() => {
     throw new Error(t("{name} cannot be read as a picture.", { name: quoted(file.name) }));

@@ -12,12 +12,12 @@ const QUALITY = 48_000;
 const state = signal<"off" | "asking" | "on">("off");
 let end = (): void => undefined;
 
-/** Whether the page listens, or the browser asks the person whether it may. */
+/** "on" while the page listens, "asking" while the browser asks the person for permission. */
 export const listening: ReadonlySignal<"off" | "asking" | "on"> = state;
 
 /**
- * Record what is said until `stopRecording`. Gives the recording; an Error for people says why there
- * is none.
+ * Record sound until `stopRecording`. Returns the recording; throws an Error for people if recording
+ * failed.
  */
 export async function record(now = new Date()): Promise<File> {
   if (state.peek() !== "off") throw new Error(t("A recording is being made already."));

@@ -1,4 +1,4 @@
-/** What an answer that is being written is about right now, in words. */
+/** The state of an answer that is being written, in words. */
 
 import type { Run } from "../types";
 import { t } from "../words";
@@ -6,7 +6,7 @@ import { count, percent, seconds, speed } from "./format";
 
 export interface RunText {
   text: string;
-  /** How much is done, from 0 to 1, where that is known. */
+  /** The share that is done, from 0 to 1, if known. */
   share?: number;
 }
 

@@ -10,7 +10,7 @@ export interface Field {
   help: Text;
   min?: number;
   max?: number;
-  /** Where numbers are whole. */
+  /** True if only whole numbers are allowed. */
   whole?: boolean;
   /** The ends of a slider, where most people stay between them. */
   slider?: readonly [number, number];
@@ -66,7 +66,7 @@ const special: Group = {
 /** All fields, as the settings show them: the first group at once, the others folded. */
 export const groups: readonly Group[] = [top, repetition, special];
 
-/** What a person wrote: a value, nothing (the default applies), or what is wrong with it. */
+/** A person's text as read: a value, nothing (the default applies), or an error. */
 export type Reading = { value: number } | { problem: string } | "default";
 
 /** Read what is written in a field. */

@@ -17,7 +17,7 @@ export function toggle(chat: string): void {
   chosen.value = next;
 }
 
-/** What can be done with the chosen chats. */
+/** The actions for the chosen chats. */
 export function SelectionBar(): VNode | null {
   if (chosen.value === null) return null;
   const all = chats.value.map(({ id }) => id);

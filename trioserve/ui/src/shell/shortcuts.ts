@@ -8,7 +8,7 @@ import { goTo } from "./route";
 import { attempt } from "./toasts";
 import { activityShown, focusComposer, focusSearch, overlay, showSidebar, sidebarShown, uncover } from "./view";
 
-/** Whether ⌘ is what Ctrl is elsewhere. */
+/** True if ⌘ takes the place of Ctrl. */
 export const mac = isMac(navigator.platform);
 
 /** Begin a chat, with the cursor where it is written. */
@@ -35,7 +35,7 @@ function isWritten(target: EventTarget | null): boolean {
   return target instanceof HTMLElement && target.matches("input, textarea, select, [contenteditable]");
 }
 
-/** What each shortcut does; false: nothing, and the key is the browser's. */
+/** The action of each shortcut; false: it did nothing, and the key is the browser's. */
 const commands: Record<Command, () => void | boolean> = {
   "new-chat": startChat,
   search: focusSearch,

@@ -10,7 +10,7 @@ import { retryNow, server } from "../state/server";
 import { t } from "../words";
 import { focusAgain } from "./view";
 
-/** How long one is shown, in milliseconds. One that offers something, or tells of a failure, stays longer. */
+/** Milliseconds that a toast is shown. One with a button, or about a failure, stays longer. */
 const BRIEF = 4000;
 const LONG = 10_000;
 

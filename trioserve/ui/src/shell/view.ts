@@ -67,7 +67,7 @@ export function focusSearch(): void {
   requestAnimationFrame(() => document.getElementById("search")?.focus());
 }
 
-/** The value remembered under a name; null if there is none, or the browser blocks storage. */
+/** The value remembered under a name; null without a value, or if the browser blocks storage. */
 export function recall(name: string): string | null {
   try {
     return sessionStorage.getItem(place(name)) ?? localStorage.getItem(place(name));

@@ -14,7 +14,7 @@ export const activity: ReadonlySignal<Activity | null> = seen;
 /** Milliseconds between two looks. */
 const INTERVAL = 500;
 
-/** How much of a slot's last speed goes into the next. */
+/** The weight of a slot's last speed in the next. */
 const SMOOTHING = 0.6;
 
 /** What /slots?queue=1 tells. */
@@ -105,7 +105,7 @@ async function ask(model: string): Promise<Told> {
   return requestJson<Told>(`slots?queue=1&model=${encodeURIComponent(model)}&autoload=false`);
 }
 
-/** Whether a model has more requests than this, running or waiting. A server that does not tell seems idle. */
+/** True if a model has more requests than this, running or waiting. A server without figures seems idle. */
 export async function isBusy(model: string, most: number): Promise<boolean> {
   try {
     const { slots, queue } = await ask(model);

@@ -6,7 +6,7 @@ import { isRecord } from "./json";
 import { oddsIn } from "./odds";
 import { lastIsAt, withCall, withChange, withText } from "./steps";
 
-/** What the server counts, in each chunk that has text. Its clock knows nothing of slow networks. */
+/** The server's counts, in each chunk that has text. Its clock knows nothing of slow networks. */
 interface Timings {
   cache_n: number;
   prompt_n: number;
@@ -15,7 +15,7 @@ interface Timings {
   predicted_per_second: number;
 }
 
-/** How many of the last milliseconds the speed is taken from, and how far apart the figures for it are. */
+/** The milliseconds that the speed is measured over, and those between two figures. */
 const WINDOW = 3_000;
 const STEP = 100;
 
@@ -177,7 +177,7 @@ export class Answer {
     return true;
   }
 
-  /** What was said so far led to calls: what comes after them is the next step. */
+  /** The text so far led to calls: the text after them is the next step. */
   #beginCalls(): void {
     this.#steps = [...this.#steps, { content: this.#content, reasoning: this.#reasoning, calls: [] }];
     this.#content = this.#reasoning = "";

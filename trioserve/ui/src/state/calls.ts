@@ -61,7 +61,7 @@ export async function makeCalls(message: Message): Promise<void> {
   }
 }
 
-/** What a call gives back; a failure is for the model as well. */
+/** The result of a call; a failure is for the model as well. */
 async function resultOf(tool: PageTool, written: string, signal: AbortSignal): Promise<string> {
   try {
     return await callTool(tool, written, signal);

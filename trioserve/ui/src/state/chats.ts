@@ -38,7 +38,7 @@ export function newChat(): void {
   });
 }
 
-/** Open a chat; false: there is none of that id. */
+/** Open a chat; false: no chat has that id. */
 export async function open(id: string): Promise<boolean> {
   return shown.showKept(id);
 }

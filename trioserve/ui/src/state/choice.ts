@@ -1,4 +1,4 @@
-// Which model the open chat speaks with.
+// The model that the open chat speaks with.
 
 import { computed, type ReadonlySignal } from "@preact/signals";
 

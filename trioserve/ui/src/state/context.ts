@@ -12,10 +12,10 @@ import { lengthOf } from "./steps";
 
 const running = signal<AbortController | null>(null);
 
-/** Whether a summary is being written. */
+/** True while a summary is being written. */
 export const isSummarizing: ReadonlySignal<AbortController | null> = running;
 
-/** What of a path the model gets, and the summary of the rest. */
+/** The part of a path that the model gets, and the summary of the rest. */
 export function sentOf(chat: Chat, path: readonly Message[]): { path: readonly Message[]; summary: string } {
   const at = chat.start ? path.findIndex(({ id }) => id === chat.start?.message) : -1;
   return at < 0 ? { path, summary: "" } : { path: path.slice(at), summary: chat.start!.summary };
@@ -27,7 +27,7 @@ export function systemWith(system: string, summary: string): string {
 }
 
 /**
- * Where a path would begin without its oldest turns: at most half of its text is left, but never less than
+ * The index at which a path begins without its oldest turns: at most half of its text is left, but never less than
  * the last question. 0: it is the only one.
  */
 export function cutOf(path: readonly Message[]): number {
@@ -50,7 +50,7 @@ function sizeOf({ content, reasoning, attachments, steps }: Message): number {
   return content.length + reasoning.length + files + lengthOf(steps);
 }
 
-/** Whether the open chat has turns that can go. */
+/** True if the open chat has turns that can be left out. */
 export function canCut(): boolean {
   const open = openChat.value;
   return open !== null && cutOf(sentOf(open.chat, open.path).path) > 0;

@@ -20,7 +20,7 @@ const PROXY = "POST /cors-proxy";
 let fake: FakeServer;
 let results: Record<string, unknown>;
 
-/** What the MCP server answers to a request. */
+/** The MCP server's answer to a request. */
 function reply({ body }: Asked): Reply {
   if (body.id === undefined) return { status: 202 };
   const result = results[body.method];

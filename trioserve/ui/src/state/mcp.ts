@@ -26,7 +26,7 @@ export interface McpResource {
 /** A tool of one of these servers. */
 export interface PageTool extends ServerTool {
   server: string;
-  /** What the server calls it. */
+  /** Its name at the server. */
   own: string;
   /** Of its arguments, in JSON Schema. */
   schema: Fields;

@@ -11,13 +11,13 @@ const KNOWN = /^(image\/(png|jpeg|webp|gif|bmp)|(audio|video)\/[\w.+-]{1,40}|app
 /** A file is gone from where the browser had it. The message is for people. */
 export class UnreadableError extends Error {}
 
-/** What a file of that type is; null: no media. */
+/** The kind of a file of that type; null: no media. */
 export function kindOf(type: string): MediaKind | null {
   const kind = type.slice(0, type.indexOf("/"));
   return kind === "image" || kind === "audio" || kind === "video" ? kind : null;
 }
 
-/** The data URL of a file that is no text. */
+/** The data URL of a binary file. */
 export function dataUrlOf(file: Attachment): Promise<string> {
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
@@ -27,7 +27,7 @@ export function dataUrlOf(file: Attachment): Promise<string> {
   });
 }
 
-/** What a data URL holds; null: it is none, or is not of a type that the page shows. */
+/** The content of a data URL; null: it is malformed, or the page does not show its type. */
 export function blobIn(url: string): Blob | null {
   const [, type = "", base64 = ""] = /^data:([^;,]*);base64,(.*)$/s.exec(url) ?? [];
   if (!KNOWN.test(type)) return null;

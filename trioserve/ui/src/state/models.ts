@@ -62,7 +62,7 @@ function bytesOf(progress: unknown): { done: number; total: number } {
   return { done: sum("done"), total: sum("total") };
 }
 
-/** Whether a model is being loaded or downloaded. */
+/** True while a model is being loaded or downloaded. */
 export function isBusy(): boolean {
   return models.peek().some(({ status }) => status === "loading" || status === "downloading");
 }

@@ -1,4 +1,4 @@
-// What the server is sent of a chat.
+// A chat as it is sent to the server.
 
 import type { Attachment, MadeCall, Message, Sampling, Step, ToolCall } from "../types";
 import { PING_S } from "../server/follow";
@@ -10,7 +10,7 @@ export interface Asked {
   sampling: Sampling;
   model: string;
   path: readonly Message[];
-  /** Which tools the server is to run, as a field of the request. */
+  /** The tools that the server is to run, as a field of the request. */
   tools: Record<string, unknown>;
   /** The last message of the path is an answer for the model to continue. */
   continues: boolean;
@@ -66,7 +66,7 @@ async function messagesFor(path: readonly Message[], continues: boolean): Promis
   return said;
 }
 
-/** What two questions say together. */
+/** Two questions as one. */
 function joined(first: Said["content"], second: Said["content"]): Said["content"] {
   if (typeof first === "string" && typeof second === "string") return `${first}\n\n${second}`;
   return [...partsOf(first), ...partsOf(second)];
@@ -128,7 +128,7 @@ function saidIn({ content, reasoning, calls }: Step): Said[] {
   return [asked, ...given];
 }
 
-/** Templates read arguments, and refuse what is no object. */
+/** The call with an object for its arguments: templates read them, and refuse other values. */
 function readable(call: ToolCall): ToolCall {
   return isObject(call.arguments) ? call : { ...call, arguments: "{}" };
 }

@@ -14,7 +14,7 @@ export interface Hit {
 
 export interface Found {
   chat: Chat;
-  /** How often the words occur in its messages. */
+  /** The number of times that the words occur in its messages. */
   count: number;
   /** The first of these places. */
   hits: Hit[];

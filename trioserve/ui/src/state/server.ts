@@ -1,4 +1,4 @@
-// What the server is, and whether it works.
+// The server's properties, and its health.
 
 import { computed, effect, signal, type ReadonlySignal } from "@preact/signals";
 
@@ -28,10 +28,10 @@ export const props: ReadonlySignal<Props | null> = properties;
 
 export const models: ReadonlySignal<Model[]> = allModels;
 
-/** Whether the server passes on requests of the page to MCP servers. */
+/** True if the server passes on requests of the page to MCP servers. */
 export const hasProxy: ReadonlySignal<boolean> = computed(() => properties.value?.cors_proxy_enabled === true);
 
-/** Whether the model takes such files; undefined: the server has not said, or the model is not loaded. */
+/** True if the model takes such files; undefined: the server has not said, or the model is not loaded. */
 export function takes(kind: MediaKind): boolean | undefined {
   return properties.value?.modalities?.[kind === "image" ? "vision" : kind];
 }

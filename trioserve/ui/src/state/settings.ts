@@ -1,6 +1,6 @@
 // Settings and presets, kept in this browser.
 //
-// What a person has not changed is what --ui-config says, and else the page's own default.
+// A setting that a person has not changed has the value of --ui-config, and else the page's own default.
 
 import { effect, signal, type Signal } from "@preact/signals";
 

@@ -53,7 +53,7 @@ export function showNew(chat: Chat): void {
   show(chat);
 }
 
-/** Put a chat on the screen; false: there is none of that id. */
+/** Put a chat on the screen; false: no chat has that id. */
 export async function showKept(id: string): Promise<boolean> {
   const turn = ++openings;
   const [chat, messages] = await reading(async (tx) => {

@@ -59,7 +59,7 @@ function endOf(before: CallState, { stopped, is_error: isError }: Event): CallSt
   return isError === true ? "failed" : "done";
 }
 
-/** What the calls of the last step are at: those that wait for a person come first. */
+/** The phase of the last step's calls: those that wait for a person come first. */
 export function lastIsAt(steps: readonly Step[]): { phase: Phase; note: string | undefined } {
   const calls = steps.at(-1)?.calls ?? [];
   const titles = (...states: CallState[]) =>
@@ -75,7 +75,7 @@ export function askedIn(steps: readonly Step[] = []): MadeCall[] {
   return steps.at(-1)?.calls.filter(({ state }) => state === "asked") ?? [];
 }
 
-/** How much text there is in steps. */
+/** The length of the text in steps. */
 export function lengthOf(steps: readonly Step[] = []): number {
   const inCall = ({ result = "", output = "", diff = "", arguments: written }: MadeCall) =>
     result.length + output.length + diff.length + written.length;

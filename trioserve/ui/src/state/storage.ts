@@ -1,4 +1,4 @@
-// Whether the browser keeps what it is given.
+// The state of the browser's storage.
 
 import { signal, type ReadonlySignal } from "@preact/signals";
 
@@ -8,7 +8,7 @@ export { place } from "./place";
 
 const status = signal<StorageStatus>("kept");
 
-/** Where chats are kept; something for a notice when they are not. */
+/** The state of storage; a notice tells if chats are not kept. */
 export const storage: ReadonlySignal<StorageStatus> = status;
 
 /** The browser refuses to keep anything. */

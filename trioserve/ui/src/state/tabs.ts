@@ -24,13 +24,13 @@ export interface Ears {
   onChanged(chat: string): void;
   /** Another tab has saved more of an answer. */
   onWritten(): void;
-  /** How an answer goes that another tab follows. */
+  /** Progress of an answer that another tab follows. */
   onRun(run: Run): void;
   /** A tab has been closed: its answers are followed by no tab. */
   onBye(): void;
-  /** Whether this tab follows an answer. */
+  /** True if this tab follows an answer. */
   isFollowing(message: string): boolean;
-  /** How it goes. */
+  /** Its progress. */
   runOf(message: string): Run | undefined;
 }
 
@@ -74,7 +74,7 @@ export function tellRun(run: Run): void {
   tell({ kind: "run", run });
 }
 
-/** Whether another tab follows an answer. */
+/** True if another tab follows an answer. */
 export async function isFollowedElsewhere(message: string): Promise<boolean> {
   if (!channel) return false;
   const asked = newId();

@@ -1,4 +1,4 @@
-// What a person does in the open chat.
+// A person's actions in the open chat.
 
 import type { Attachment, Chat, Message } from "../types";
 import { t } from "../words";
@@ -216,7 +216,7 @@ async function answer({ chat, tree }: Place, parent: string | null, added: Messa
   const chosen = chat.model === "" && isFirst ? { model } : {};
   const how = { ...titled, ...chosen, leaf: unwritten.id, updatedAt: now };
   const path = [...pathTo(tree, added[0] ? added[0].parent : parent), ...added];
-  // What is written of the answer gets to the database after this, and so finds the message there.
+  // Pieces of the answer get to the database after this, and so find the message there.
   const isKept = change(chat.id, how, [...added, unwritten]);
   void write(unwritten, bodyOf(chat, path, false, model));
   await isKept;

@@ -44,7 +44,7 @@ function canAsk(chat: Chat): boolean {
   return model?.status === "loaded" && canTitle(model);
 }
 
-/** Whether the titles of a model are worth reading: a toy and a base model, which has no template, write none. */
+/** True if the titles of a model are worth reading: a toy and a base model, which has no template, write no titles. */
 export function canTitle({ toy, hasTemplate }: Pick<Model, "toy" | "hasTemplate">): boolean {
   return !toy && hasTemplate !== false;
 }
@@ -111,7 +111,7 @@ async function bodyOf(chat: Chat): Promise<Record<string, unknown>> {
   };
 }
 
-/** The title in what a model wrote: its first line, without marks around it. Empty: there is none. */
+/** The title in a model's answer: its first line, without marks around it. Empty: no title. */
 export function titleIn(written: string): string {
   const [line = ""] = written.replace(/<think>[\s\S]*?(<\/think>|$)/g, "").trim().split("\n");
   const words = line.replace(/^[#*_"'“”„«»`\s]+|[*_"'“”„«»`\s.]+$/g, "").replace(/^(title|titel|标题)\s*[:：]\s*/i, "");

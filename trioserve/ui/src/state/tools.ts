@@ -12,13 +12,13 @@ import { change, chatOf, openChat } from "./shown";
 
 const known = signal<ServerTool[] | null>(null);
 
-/** What the server has, built-in ones first; null: it has not said. */
+/** The server's tools, built-in ones first; null: it has not said. */
 export const serverTools: ReadonlySignal<ServerTool[] | null> = known;
 
-/** What the page has as well. */
+/** The page's own tools. */
 export const tools: ReadonlySignal<ServerTool[] | null> = computed(() => known.value && [...known.value, ...pageTools.value]);
 
-/** What the open chat may use. */
+/** The tools that the open chat may use. */
 export const choice: ReadonlySignal<ToolChoice> = computed(() => openChat.value?.chat.tools ?? settings.value.tools);
 
 /** Ask the server which tools it has. */
@@ -52,7 +52,7 @@ function isOfPage(name: string): boolean {
   return pageTools.peek().some((tool) => tool.name === name);
 }
 
-/** What a request says of the tools that a chat may use. */
+/** The fields of a request for the tools that a chat may use. */
 export function toolsFor(chat: Chat): Record<string, unknown> {
   const { on, cwd } = chat.tools ?? settings.peek().tools;
   const there = known.peek();
@@ -63,7 +63,7 @@ export function toolsFor(chat: Chat): Record<string, unknown> {
   return { ...given, trioserve_run_tools: { tools: names, approval: "ask", ...(cwd.trim() ? { cwd: cwd.trim() } : {}) } };
 }
 
-/** Whether a chat's calls of a tool need no approval. */
+/** True if a chat's calls of a tool need no approval. */
 export function isAllowed(chat: string, tool: string): boolean {
   return (chatOf(chat)?.tools ?? settings.peek().tools).allowed.includes(tool);
 }

@@ -7,7 +7,7 @@ import type { Message } from "../types";
 import { read, written, type Whole } from "./transfer";
 import { childrenOf, treeOf } from "./tree";
 
-/** What of a chat has to survive: all but the ids of its messages and files. */
+/** The parts of a chat that have to survive: all but the ids of its messages and files. */
 async function form({ chat, messages }: Whole): Promise<unknown> {
   const tree = treeOf(messages);
   const below = (parent: string | null): Promise<unknown[]> =>

@@ -45,7 +45,7 @@ export function branchesOf(tree: Tree, path: readonly Message[]): Branches {
   return branches;
 }
 
-/** Where the branch of a message ends: by the youngest child, and its youngest child, and so on. */
+/** The end of a message's branch: by the youngest child, and its youngest child, and so on. */
 export function leafOf(tree: Tree, id: string): string {
   const youngest = new Map<string | null, Message>();
   for (const message of tree.values()) {

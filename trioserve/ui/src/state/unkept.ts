@@ -1,11 +1,11 @@
-// What could not be kept because storage is full. It is shown from here, and kept once there is room.
+// Data that could not be kept because storage is full. It is shown from here, and kept once there is room.
 
 import type { Chat, Message, Transaction } from "../types";
 
 const chats = new Map<string, Chat>();
 const messages = new Map<string, Message>();
 
-/** What one transaction is to write. */
+/** The writes of one transaction. */
 export class Changes {
   readonly chats = new Map<string, Chat | null>();
   readonly messages = new Map<string, Message | null>();

@@ -208,7 +208,7 @@ export class Writer implements Listener {
   }
 }
 
-/** What an end means for the message. */
+/** The changes of a message at this end. */
 function outcome(end: End, { offset, finish }: Answer): Partial<Message> {
   if (end.kind !== "failed" && finish) return { state: "done" }; // only the last line is missing
   switch (end.kind) {

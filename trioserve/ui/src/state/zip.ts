@@ -1,6 +1,6 @@
 // Reads the texts in a ZIP file: llama-server's page exports several chats as one.
 
-/** What each of the headers that matter begins with. */
+/** The first bytes of each header that matters. */
 const FILE = 0x04034b50;
 const ENTRY = 0x02014b50;
 const END = 0x06054b50;

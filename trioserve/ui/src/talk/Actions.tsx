@@ -1,4 +1,4 @@
-// What can be done with a message, and the way to its other versions.
+// The actions for a message, and the way to its other versions.
 
 import type { VNode } from "preact";
 import { useRef } from "preact/hooks";

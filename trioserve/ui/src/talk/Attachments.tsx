@@ -15,7 +15,7 @@ import { withoutDirections } from "./links";
 
 interface Props {
   list: Attachment[];
-  /** Where files can be taken away. */
+  /** Removes a file, if files can be removed here. */
   remove?: (id: string) => void;
 }
 

@@ -1,4 +1,4 @@
-// What Markdown looks like as elements.
+// Markdown as elements.
 
 import assert from "node:assert/strict";
 import { before, test } from "node:test";

@@ -145,7 +145,7 @@ const TAG = /^<(\/?)([a-z]+)/i;
 /** Elements for the tokens of a paragraph. */
 export function inline(tokens: Token[] = []): ComponentChildren[] {
   const result: ComponentChildren[] = [];
-  // Where the elements that are open began, innermost last.
+  // The open elements and their starts, innermost last.
   const open: { name: string; at: number }[] = [];
   for (const token of tokens) {
     const [, slash, tag] = token.type === "html" ? (TAG.exec(token.raw) ?? []) : [];
@@ -210,7 +210,7 @@ function Checkbox({ checked }: { checked: boolean }): VNode {
 }
 
 function text(token: Tokens.Text | Tokens.Escape): string {
-  // What a URL in angle brackets or a bound on work left as it was has no references.
+  // The text of a URL in angle brackets, or left as it was by the bound on work, has no references.
   const written = "escaped" in token && token.escaped === false;
   return written ? decode(token.text) : token.text;
 }

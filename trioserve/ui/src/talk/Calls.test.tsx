@@ -1,4 +1,4 @@
-// What is drawn of the calls that the server makes.
+// The server's calls, as drawn.
 
 import assert from "node:assert/strict";
 import { before, beforeEach, test } from "node:test";

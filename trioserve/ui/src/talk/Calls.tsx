@@ -34,7 +34,7 @@ export function Steps({ message }: { message: Message }): VNode {
 interface StepProps {
   step: Step;
   chat: string;
-  /** What the server calls the answer. */
+  /** The answer's id at the server. */
   answer: string | undefined;
   writing: boolean;
 }
@@ -75,7 +75,7 @@ const SAYS: Record<CallState, Text | ""> = {
 
 function Call(properties: CallProps): VNode {
   const { call, writing } = properties;
-  // What had no end when the answer ended will have none.
+  // A call without an end when the answer ended will not end.
   const hasEnded = !["called", "asked", "running"].includes(call.state);
   const state = writing || hasEnded ? call.state : "stopped";
   const isGoingOn = state === "asked" || state === "running";

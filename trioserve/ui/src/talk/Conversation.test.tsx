@@ -1,4 +1,4 @@
-// What of a conversation is drawn, and when.
+// The parts of a conversation that are drawn, and when.
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";

@@ -89,7 +89,7 @@ const Row = memo(({ line: { kind, text, number }, whole, setWhole }: RowProps) =
   );
 });
 
-/** How many lines are added and removed. */
+/** The numbers of added and removed lines. */
 export function DiffSize({ added, removed }: { added: number; removed: number }): VNode {
   return (
     <>

@@ -7,7 +7,7 @@ import { Icon, type IconName } from "../icon";
 
 interface Props {
   icon: IconName;
-  /** What the line says. */
+  /** The text of the line. */
   title: ComponentChildren;
   /** Unfolded until the user folds it. */
   open?: boolean;

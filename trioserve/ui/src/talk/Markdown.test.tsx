@@ -1,4 +1,4 @@
-// What of the page changes while an answer is written.
+// The changes of the page while an answer is written.
 
 import assert from "node:assert/strict";
 import { before, test } from "node:test";

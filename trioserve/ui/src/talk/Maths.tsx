@@ -11,7 +11,7 @@ type Katex = typeof import("katex").default;
 const katex = signal<Katex | null>(null);
 let loading = false;
 
-/** What a formula may do: no links, no classes, no names, nothing wider than the page, no endless macros. */
+/** The limits of a formula: no links, no classes, no names, nothing wider than the page, no endless macros. */
 export const limits = { throwOnError: true, trust: false, strict: "ignore", maxSize: 20, maxExpand: 500 } as const;
 
 async function load(): Promise<void> {

@@ -28,7 +28,7 @@ export interface MessageProps {
   message: Message;
   /** The message while it is written. */
   live: ReadonlySignal<Message> | undefined;
-  /** Which of its siblings it is, and all of them. */
+  /** Its index among its siblings, and all of them. */
   index: number | undefined;
   branches: string[] | undefined;
   /** It is the last one of the conversation. */
@@ -80,7 +80,7 @@ interface Editing {
   close: () => void;
 }
 
-/** Whether a message is being edited. At the end the focus goes back to the button that began it. */
+/** True while a message is being edited. At the end the focus goes back to the button that began it. */
 function useEditing(): Editing {
   const place = useRef<HTMLElement>(null);
   const [editing, setEditing] = useState(false);
@@ -107,7 +107,7 @@ function Waiting(): VNode {
 const LONG = 1200;
 const LINES = 16;
 
-/** What a person wrote, as it was written. */
+/** A person's message, as it was written. */
 function Bubble({ text }: { text: string }): VNode {
   const long = text.length > LONG || text.split("\n", LINES + 1).length > LINES;
   const [whole, setWhole] = useState(false);

@@ -1,4 +1,4 @@
-// What a tool writes, while it runs and at its end.
+// The output of a tool, while it runs and at its end.
 
 import type { VNode } from "preact";
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -11,7 +11,7 @@ import { revealed } from "./links";
 import { pretty } from "./toolCalls";
 import { errorIn, partOf, screenText } from "./toolText";
 
-/** What is shown of an output that grows. */
+/** The shown part of an output that grows. */
 const TAIL = { lines: 200, characters: 16_384 };
 
 /** The end of what a tool that runs has written. */
@@ -28,11 +28,11 @@ export function Output({ text }: { text: string }): VNode {
   );
 }
 
-/** What is shown of a result at first, and at most. */
+/** The shown part of a result, at first and at most. */
 const FEW = { lines: 60, characters: 8_192 };
 const MANY = { lines: 2_000, characters: 131_072 };
 
-/** What a call has given back. */
+/** The result of a call. */
 export function Result({ text, failed }: { text: string; failed: boolean }): VNode {
   const [most, setMost] = useState(FEW);
   const { whole, json } = useMemo(() => readable(text), [text]);

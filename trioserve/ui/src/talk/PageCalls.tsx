@@ -8,7 +8,7 @@ import type { Message } from "../types";
 import { t } from "../words";
 import { exposed } from "./toolText";
 
-/** What can be done about the calls that an answer ends with. */
+/** The choices for the calls at the end of an answer. */
 export function PageCalls({ message }: { message: Message }): VNode | null {
   const tools = toolsOf(message);
   if (!tools) return null;

@@ -1,4 +1,4 @@
-// What a block of code looks like: a drawing or a diagram as a picture, a page in a frame that is apart.
+// A block of code as a picture (a drawing or a diagram), or as a page in a separate frame.
 
 import type { VNode } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";

@@ -1,4 +1,4 @@
-// What is to be said of an answer that is not complete, and what can be done about it.
+// The notice of an answer that is not complete, with its buttons.
 
 import type { VNode } from "preact";
 

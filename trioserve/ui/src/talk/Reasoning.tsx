@@ -1,4 +1,4 @@
-// What the model thought before it answered, folded away.
+// The model's reasoning before its answer, folded away.
 
 import type { VNode } from "preact";
 

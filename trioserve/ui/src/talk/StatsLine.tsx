@@ -8,7 +8,7 @@ import type { Stats } from "../types";
 import { t } from "../words";
 import { figures } from "./figures";
 
-/** What is to be said of an answer in figures, and who gave it where there are several models. */
+/** An answer in figures, and its model if there are several. */
 export function StatsLine({ stats, model }: { stats: Stats; model: string }): VNode {
   const isOneOfMany = model !== "" && models.value.length > 1;
   return (

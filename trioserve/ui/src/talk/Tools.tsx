@@ -10,7 +10,7 @@ import { Fold } from "./Fold";
 import { pretty, readArguments } from "./toolCalls";
 import { exposed } from "./toolText";
 
-/** What the model asks tools to do. */
+/** The calls of tools that the model asks for. */
 export function ToolCalls({ calls, writing }: { calls: ToolCall[]; writing: boolean }): VNode {
   return (
     <>
@@ -56,7 +56,7 @@ export function CallArguments({ written }: { written: string }): VNode {
   );
 }
 
-/** What a tool gave back. */
+/** The result of a tool. */
 export function ToolResult({ text, name, denied = false }: { text: string; name: string | undefined; denied?: boolean }): VNode {
   const { text: shown, json } = pretty(text);
   return (

@@ -16,13 +16,13 @@ export interface Alert {
   kind: keyof typeof KINDS;
   title: Text;
   icon: IconName;
-  /** What is in it. */
+  /** Its content. */
   tokens: Token[];
 }
 
 const MARK = /^\[!(note|tip|important|warning|caution)\][ \t]*(?:\n|$)/i;
 
-/** A quote as an alert; null: it is none. */
+/** A quote as an alert; null for other quotes. */
 export function alertIn({ tokens }: Tokens.Blockquote): Alert | null {
   const [first, ...rest] = tokens;
   const [lead, ...more] = first?.type === "paragraph" ? (first.tokens ?? []) : [];

@@ -69,7 +69,7 @@ const links = `${answer}
 [1]: https://example.org/there "title"
 `;
 
-/** What is shown of tokens. A paragraph of an item is drawn as its text is with and without blank lines in the list. */
+/** Tokens as they are shown. A paragraph of an item is drawn like its text, with and without blank lines in the list. */
 function outline(tokens: readonly Token[]): unknown[] {
   return tokens
     .filter((token) => token.type !== "space")

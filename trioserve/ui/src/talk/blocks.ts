@@ -20,7 +20,7 @@ export class Blocks {
   private text = "";
   private writing = true;
   private done: Block[] = [];
-  /** Where the last block begins, or the last item of a list. */
+  /** The start of the last block, or of the last item of a list. */
   private at = 0;
   /** Of the list that is being written: what is complete. */
   private list: Tokens.List | null = null;
@@ -87,7 +87,7 @@ export class Blocks {
 function settledUpTo(tokens: Token[]): number {
   const last = tokens.findLastIndex((token) => token.type !== "space");
   if (last < tokens.length - 1 || !isUndecided(tokens[last])) return Math.max(0, last);
-  // What its line begins, the rest of the line has to say. It may yet belong to the block before: as a paragraph that
+  // The rest of its line decides what it is. It may yet belong to the block before: as a paragraph that
   // continues, or as a further item of a list.
   const before = tokens.findLastIndex((token, index) => index < last && token.type !== "space");
   return Math.max(0, before);
@@ -112,7 +112,7 @@ function joined(list: Tokens.List, more: Tokens.List): Tokens.List {
   };
 }
 
-/** Whether two tokens of a kind were read from the same text, and so are shown the same. */
+/** True if two tokens of a kind were read from the same text, and so are shown the same. */
 export function same(one: Token, other: Token): boolean {
   return one === other || (one.type === other.type && one.raw === other.raw);
 }

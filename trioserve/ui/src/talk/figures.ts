@@ -1,4 +1,4 @@
-// What is said under an answer, in figures.
+// The figures under an answer.
 
 import { count, percent, seconds, speed, tokens } from "../shell/format";
 import type { Stats } from "../types";

@@ -18,7 +18,7 @@ export function labelsIn(text: string): Set<string> {
   return new Set(text.includes("[^") ? Array.from(text.matchAll(BEGINS), ([, label]) => label!) : []);
 }
 
-/** What a footnote takes of a text: its line, and those that continue it. */
+/** The text of a footnote: its line, and those that continue it. */
 function extent(src: string): string {
   const lines = src.split("\n", 20);
   const end = lines.findIndex((line, at) => at > 0 && (line.trim() === "" || BEGIN.test(line)));

@@ -1,5 +1,5 @@
-// What a model may write to harm the person who reads it: none of it becomes more than text, links that say where they
-// lead, and the elements of Markdown; and none of it takes long.
+// Texts with which a model may harm its reader: they become no more than text, links that say where they
+// lead, and the elements of Markdown; and none of them takes long.
 
 import assert from "node:assert/strict";
 import { before, test } from "node:test";
@@ -327,7 +327,7 @@ const heavy: Record<string, string> = {
   "an address with marks": `https://a.b/${"&a;".repeat(N)}`,
   references2: "&amp".repeat(N),
   table: `${"|a".repeat(2000)}\n${"|-".repeat(2000)}\n${"|a".repeat(2000)}`,
-  "a table that is none": `a|b\n${"-".repeat(N)}|`,
+  "a table without cells": `a|b\n${"-".repeat(N)}|`,
   "pipes": `${"a | ".repeat(N / 4)}\n`.repeat(4),
   fences: "```\n".repeat(N),
   "fences of backticks": "`".repeat(N),

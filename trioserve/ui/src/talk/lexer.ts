@@ -1,7 +1,7 @@
 // Markdown to tokens: marked's lexer with maths, without HTML, and with a bound on its work.
 //
-// What a model writes is untrusted, and may be made to be slow to read: some texts take the lexer time that grows with
-// the square of their length. What would be too much work stays as it was written.
+// A model's text is untrusted, and may be made to be slow to read: some texts take the lexer time that grows with
+// the square of their length. A part that would be too much work stays as it was written.
 
 import { Lexer, Marked, type Token, type Tokens, type TokensList } from "marked";
 
@@ -51,7 +51,7 @@ class BoundedLexer extends Lexer {
     this.labels = labelsIn(text);
   }
 
-  /** Whether what is being read may continue beyond its end: not within another block. */
+  /** True if the block being read may continue beyond its end: not within another block. */
   get growing(): boolean {
     return this.writing && this.depth === 1;
   }

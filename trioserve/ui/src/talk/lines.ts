@@ -14,7 +14,7 @@ function plain(text: string): Line {
   return text ? [["", text]] : [];
 }
 
-/** Whether two lines look the same. */
+/** True if two lines look the same. */
 export function same(one: Line, other: Line | undefined): boolean {
   if (one === other) return true;
   return (

@@ -1,4 +1,4 @@
-// Which addresses in a message may be opened, and what is shown of them.
+// The addresses in a message that may be opened, and their shown text.
 
 import { decode } from "./entities";
 
@@ -7,7 +7,7 @@ const SCHEMES = new Set(["http:", "https:", "mailto:"]);
 /** An address that a click may open. */
 export interface Address {
   href: string;
-  /** Where it leads, for a person: the host, or the address of the mail. */
+  /** Its destination, for a person: the host, or the address of the mail. */
   place: string;
 }
 
@@ -24,7 +24,7 @@ export function address(written: string): Address | null {
   return { href: url.href, place };
 }
 
-/** Whether a text looks like an address that is not where the link leads. */
+/** True if a text looks like another address than that of the link. */
 export function misleads(text: string, { href, place }: Address): boolean {
   const shown = withoutDirections(text).replaceAll(/[\p{Cf}\s]/gu, "");
   const host = /^(?:[a-z][a-z\d+.-]*:(?:\/\/)?)?(?:[^/?#]*@)?((?:[^/?#@:.]+\.)+[^/?#@:.\d]{2,})/iu.exec(shown)?.[1];

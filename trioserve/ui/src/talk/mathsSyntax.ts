@@ -1,4 +1,4 @@
-// Where maths begin and end in Markdown: $…$, $$…$$, \(…\) and \[…\].
+// The marks of maths in Markdown: $…$, $$…$$, \(…\) and \[…\].
 
 import type { Token, TokenizerAndRendererExtension, Tokens } from "marked";
 
@@ -16,7 +16,7 @@ const MAX = 4000;
 const BLOCK = /^ {0,3}(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])[ \t]*(?:\n+|$)/;
 const OPEN_BLOCK = /^ {0,3}(?:\$\$|\\\[)[^$]*$/;
 const DISPLAY = /^(?:\$\$((?:[^$\\]|\\[\s\S])+?)\$\$|\\\[([\s\S]+?)\\\])/;
-// No space inside the dollars, and no letter or digit outside: "$5 and $10" and "$HOME:$PATH" are none.
+// No space inside the dollars, and no letter or digit outside: "$5 and $10" and "$HOME:$PATH" are plain text.
 const INLINE = /^\$(?![\s$])((?:[^$\\\n]|\\[^\n])*?(?:[^\s$\\]|\\[^\s\n]))\$(?![$\w])/;
 const PARENTHESES = /^\\\(([\s\S]+?)\\\)/;
 const BLANK_LINE = /\n[ \t]*\n/;

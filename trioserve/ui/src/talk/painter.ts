@@ -19,7 +19,7 @@ export class Painter {
   private open = false;
   private busy = false;
   private ended = false;
-  /** What was coloured last. */
+  /** The text that was coloured last. */
   private last = "";
   /** The language in which it could not be done, and is not tried again. */
   private failed = "";

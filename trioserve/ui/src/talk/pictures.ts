@@ -7,7 +7,7 @@ const MAX = 200_000;
 // In each of these, at most one way to match: a model must not write a text that a browser takes minutes to look through.
 const SVG = /^\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?:(?!-->).)*-->\s*)*<svg[\s>]/is;
 
-/** What a block of code shows, beside its text; null: nothing else. */
+/** The picture or page of a block of code; null: text alone. */
 export function pictureKind(language: string, text: string): PictureKind | null {
   if (text.length > MAX || text.trim() === "") return null;
   if (language === "mermaid") return "mermaid";
@@ -19,7 +19,7 @@ export function pictureKind(language: string, text: string): PictureKind | null 
 const MAX_ELEMENTS = 50_000;
 const MAX_FILTERS = 40;
 
-/** Whether it would take a browser long to draw. Each reuse of a part may contain others, and so multiply. */
+/** True if it would take a browser long to draw. Each reuse of a part may contain others, and so multiply. */
 function isHeavy(svg: string): boolean {
   const count = (what: RegExp, where = svg) => where.match(what)?.length ?? 0;
   if (count(/<!entity|data:image\/svg/gi) > 0 || count(/<(?:[^\s<>:]+:)?fe[A-Z]/g) > MAX_FILTERS) return true;
@@ -33,7 +33,7 @@ function isHeavy(svg: string): boolean {
 const GRADIENT = /<(?:linear|radial)gradient\b[^<>]{0,999}?\bid\s*=\s*["']([^"']{0,99})["']/gi;
 const NAME = /url\(\s*["']?#([^"')]{0,99})/gi;
 
-/** How often masks, patterns and the like may be drawn, at most, where they name one another. */
+/** The limit of how often masks, patterns and the like are drawn if they name one another. */
 function named(svg: string, parts: number): number {
   if (parts === 0) return 1;
   if (/&#|\\|<style/i.test(svg)) return Infinity; // it may name them in other ways, or for many elements at once

@@ -1,4 +1,4 @@
-// What is wrong with an answer, in words.
+// The problem of an answer, in words.
 
 import type { Message } from "../types";
 import { t } from "../words";
@@ -26,7 +26,7 @@ export function problem(message: Message): ProblemText | null {
   return null;
 }
 
-/** Whether the model can continue an answer: there is text or the result of a call, and no call without a tool. */
+/** True if the model can continue an answer: it has text or the result of a call, and no call without a tool. */
 export function canContinue({ content, toolCalls, steps }: Message): boolean {
   return (content !== "" || steps !== undefined) && toolCalls.length === 0;
 }

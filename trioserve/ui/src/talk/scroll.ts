@@ -13,7 +13,7 @@ export class Follower {
   private column: HTMLElement | null = null;
   private top = 0;
 
-  /** Whether the end is shown, and is to stay so. */
+  /** True while the end is shown, and followed. */
   get atEnd(): ReadonlySignal<boolean> {
     return this.following;
   }
@@ -65,7 +65,7 @@ export class Follower {
   }
 }
 
-/** Whether a wheel turns the column, and not a block of code inside it that scrolls by itself. */
+/** True if a wheel turns the column, and not a block of code inside it that scrolls by itself. */
 function within(event: WheelEvent, column: HTMLElement): boolean {
   for (let one = event.target as Element | null; one && one !== column; one = one.parentElement) {
     if (one.scrollTop > 0 && one.scrollHeight > one.clientHeight + 1) return false;

@@ -1,4 +1,4 @@
-// What tools write, for people to read: without the codes of terminals, and not more than a page bears.
+// The output of tools, for people to read: without the codes of terminals, and not more than a page bears.
 
 import { count } from "../shell/format";
 import { isRecord } from "../state/json";
@@ -41,7 +41,7 @@ export function partOf(text: string, most: { lines: number; characters: number }
   return { text: cut, lines: cut.split("\n").length, all: all.length };
 }
 
-/** What a call has failed with, where that is all that its result says. */
+/** The error of a failed call, if that is all that its result says. */
 export function errorIn(result: string): string | null {
   try {
     const value: unknown = JSON.parse(result);
@@ -67,7 +67,7 @@ export interface FileDiff {
   removed: number;
   /** Lines that are so long that their middle is folded. */
   long: number;
-  /** Whether the server has left out a part, or all of it, as of a file that is not text. */
+  /** True if the server has left out a part, or all of it, as of a file that is not text. */
   isPart: boolean;
 }
 
@@ -111,7 +111,7 @@ export function folded({ lines }: FileDiff): number {
   return Math.max(0, lines.length - 2 * ENDS.lines);
 }
 
-/** What a preview of a change does not show, in words; "" if it shows all of it. */
+/** The part of a change that its preview leaves out, in words; "" if it shows all of it. */
 export function unshown(diff: FileDiff, isWhole: boolean): string {
   const left = folded(diff);
   const parts = [

@@ -1,4 +1,4 @@
-// What is begun at the end of a text that is being written: bold text and code are shown as such at once, and not with
+// Unclosed marks at the end of a text that is being written: bold text and code are shown as such at once, and not with
 // the marks that begin them until the marks that end them have come.
 
 import type { Token, Tokens } from "./lexer";

@@ -1,4 +1,4 @@
-// Which messages of a long conversation are on the page: the last ones, and more as one scrolls up.
+// The messages of a long conversation that are on the page: the last ones, and more as one scrolls up.
 
 import type { Message } from "../types";
 

@@ -1,4 +1,4 @@
-// What of a browser the plain modules need, for tests in Node. Import it before them.
+// The parts of a browser that the plain modules need, for tests in Node. Import it before them.
 
 import "fake-indexeddb/auto";
 

@@ -2,7 +2,7 @@
 
 const encoder = new TextEncoder();
 
-/** What one connection does. */
+/** The answer on one connection. */
 export interface Reply {
   status?: number;
   headers?: Record<string, string>;
@@ -63,12 +63,12 @@ export class FakeServer {
   readonly sessions = new Map<string, Session>();
   readonly asked: Asked[] = [];
   /**
-   * What the next connections do, by "POST /v1/chat/completions" and the like; then all is well.
+   * The answers on the next connections, by "POST /v1/chat/completions" and the like; then all is well.
    */
   readonly replies = new Map<string, Reply[]>();
   /** Answers to other routes. */
   readonly routes = new Map<string, (asked: Asked) => Reply>();
-  /** How a chunk of bytes is cut. */
+  /** Cuts a chunk of bytes. */
   chunkSize = (): number => 1 << 20;
   /** Called for each new session, to fill it. */
   onSession: (session: Session, asked: Asked) => void = () => undefined;
@@ -184,7 +184,7 @@ export function toolEvent(type: string, fields: Record<string, unknown> = {}): s
   return JSON.stringify({ id: "chatcmpl-1", choices, trioserve_event: { type, id: 1, ...fields } });
 }
 
-/** What happens with a call of a tool that is made: it is written, runs, and has a result. */
+/** The events of a call of a tool: it is written, runs, and has a result. */
 export function toolRun(call: string, tool: string, written: string, content: string): string[] {
   const of = { call_id: call };
   return [

@@ -1,4 +1,4 @@
-// What the frame needs of a browser in tests, beside `browser.ts`. Import it before the frame's modules.
+// The parts of a browser that the frame needs in tests, beside `browser.ts`. Import it before the frame's modules.
 
 import "./browser";
 
