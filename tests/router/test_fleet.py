@@ -225,7 +225,7 @@ async def test_a_model_is_started_when_its_memory_is_there() -> None:
         third = await requests.begin("c")
         assert (
             isinstance(third.error, ModelLoadError)
-            and third.error.message == "The file is no model."
+            and third.error.message == "The file is not a model."
         )
 
 
@@ -280,7 +280,7 @@ async def test_a_model_whose_estimate_fails_is_not_tried_again_by_each_request(
             assert isinstance(failed.error, TrioServeError) and launcher.n_estimates == 1
         refused = await requests.begin("a")
         assert isinstance(refused.error, ModelFailedError) and launcher.n_estimates == 1
-        assert "The file is no model." in refused.error.message
+        assert "The file is not a model." in refused.error.message
         launcher.needs = {"a": 5}
         await trio.sleep(WINDOW)
         assert (await requests.begin("a")).child is not None

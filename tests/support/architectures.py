@@ -1,4 +1,4 @@
-"""What llama.cpp wants of a model file, architecture by architecture: metadata, and tensors.
+"""The metadata and tensors that llama.cpp wants of a model file, by architecture.
 
 Sizes are those of `tests.support.tiny_models`, which writes the files. Shapes are in the order of
 NumPy: of a matrix the outputs come first, then the inputs.

@@ -44,7 +44,7 @@ ATTACKS = {
     b"Transfer-Encoding: chunked\r\n\r\nnot a chunk\r\n",
     "a bad chunk behind a good head": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n"
     b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
-    "a head that is none": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 50,
+    "a TLS handshake": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 50,
     "a head without an end": b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20000,
 }
 

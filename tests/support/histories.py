@@ -16,7 +16,7 @@ from trioserve.chat.template.render import ChatTemplate
 SAID = "Said0, then."
 THOUGHT = "Thought0; so."
 
-#: Markers after calls that end a turn, and so are no text that a server sees.
+#: Markers after calls that end a turn. A server does not see them as text.
 _ENDS = ("<|eom_id|>", "<|tool_response>", "<SPECIAL_12>\n", "<｜hy_eos:opensource｜>")
 
 
@@ -67,7 +67,7 @@ def read_json(text: str) -> Any:
 
 
 def written(template: ChatTemplate, answer: Answer) -> tuple[str, str]:
-    """What a template writes for an answer: the end of the prompt, and what its model writes."""
+    """A template's text for an answer: the end of the prompt, and the text of the model."""
     probes, thinking = template.probes, template.format.thinking
     prompt, text = probes.without_prompt(probes.written(answer))
     text = probes.without_end(text)

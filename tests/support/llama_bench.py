@@ -92,13 +92,13 @@ class Bench:
 
 @attrs.frozen
 class Alone:
-    """What a prompt gives alone, and how sure the model was of each token (in logits)."""
+    """The output of a prompt alone, and the certainty of each token (in logits)."""
 
     tokens: list[int]
     margins: list[float]
 
     def is_said_by(self, tokens: list[int]) -> bool:
-        """Whether another output is the same, up to the first token that was a near tie.
+        """True if another output is the same, up to the first token that was a near tie.
 
         The shape of a batch changes the rounding of floats. Where two tokens are as good as equal
         that decides, and what follows is another text.

@@ -57,7 +57,7 @@ async def probing() -> AsyncIterator[Probe]:
 
 
 def _slowness() -> float:
-    """The factor by which this machine is slower now than usual; at least 1."""
+    """How much slower this machine is now than usual, as a factor of at least 1."""
     began = time.thread_time()
     sum(i * i for i in range(200_000))
     return max(1.0, (time.thread_time() - began) / _USUAL)

@@ -48,12 +48,12 @@ class Writer:
 
     @property
     def bare(self) -> bool:
-        """Whether a call can only come alone."""
+        """True if a call can only come alone."""
         return self.format.tool_calls is not None and bool(self.format.tool_calls.bare)
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What plain text must not contain."""
+        """Texts that plain text must not contain."""
         format = self.format
         found = list(format.dropped)
         if format.reasoning is not None:
@@ -66,13 +66,13 @@ class Writer:
 
     @property
     def begun(self) -> bool:
-        """Whether the prompt has begun the reasoning."""
+        """True if the prompt has begun the reasoning."""
         start = self.format.reasoning.start if self.format.reasoning is not None else "-"
         return self.prompt.rstrip().endswith(start)
 
     @property
     def plain_keys(self) -> bool:
-        """Whether keys must be identifiers."""
+        """True if keys must be identifiers."""
         return any(isinstance(one, Parameters | Literals | Elements) for one in parts(self.format))
 
     def clean(self, text: str) -> str:
@@ -131,7 +131,7 @@ class Pattern:
     comma: str = ""
     types: tuple[str, str] = ("", "")
     value: Callable[[Any], str] = raw
-    #: What a template writes for a value, in Jinja.
+    #: A template's text for a value, in Jinja.
     value_in_jinja: str = "(v if v is string else v | tojson)"
 
     def __call__(self, calls: list[Call]) -> str:

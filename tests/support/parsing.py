@@ -20,7 +20,7 @@ def make_parser(format: ChatFormat, **kwargs: Any) -> MessageParser:
 
 
 def deltas_of(pieces: Iterable[str], format: ChatFormat, **kwargs: Any) -> list[Delta]:
-    """What comes of text in pieces, such as a list or, for single characters, a string."""
+    """The parsed output of text in pieces, such as a list or, for single characters, a string."""
     parser = make_parser(format, **kwargs)
     return [delta for piece in pieces for delta in parser.feed(piece)] + parser.finish()
 

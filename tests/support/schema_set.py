@@ -1,4 +1,4 @@
-"""How much of JSON Schema is enforced, and what that costs, in the manner of JSONSchemaBench.
+"""Measures the enforced part of JSON Schema, and its cost, in the manner of JSONSchemaBench.
 
     python -m tests.support.schema_set --model MODEL [--count 300] [--write FILE]
 
@@ -136,7 +136,7 @@ def drawn(count: int) -> list[_Schema]:
 
 @attrs.define
 class Report:
-    """What came of the schemas."""
+    """The results of the schemas."""
 
     n_schemas: int = 0
     n_outputs: int = 0

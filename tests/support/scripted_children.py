@@ -160,7 +160,7 @@ class ScriptedLauncher:
             if process.model in self.needs:
                 process.say(Estimated(self.needs[process.model]))
             else:
-                process.say(Failed("The file is no model."))
+                process.say(Failed("The file is not a model."))
             process.end(0)
             return process
         self.started.append(process)

@@ -14,7 +14,7 @@ _MARK = "\u2581"  # stands for a space
 _SPECIAL = ("<unk>", "<s>", "</s>")
 #: Text that special tokens of kind "user-defined" are made of, so that they are found in any text.
 USER_DEFINED = ("<call>", "</call>")
-#: What a merge makes has both of its parts further up.
+#: The results of merges; both parts of each are further up.
 _MERGED = (
     "th", "the", "aa", "aaa", "42", "10", '{"', '":', '",', '"}', "me", "name", "é", "ж",
     *(_MARK + text for text in ("the", "a", "b", "{", '"', "42", "x", "t")),

@@ -1,4 +1,4 @@
-"""What rows cost on machines that there are not."""
+"""The cost of rows on imagined machines."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.support.gguf_models import Array, finish, write_byte_pairs
 
 #: The deviation of the logits: about three times that of a trained model.
 SPREAD = 10.0
-#: How much larger the queries are than what keeps the size of their input.
+#: The factor of the queries' size over one that keeps the size of their input.
 PEAK = 3.0
 
 

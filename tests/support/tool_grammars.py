@@ -179,7 +179,7 @@ NOTATIONS = (
 
 
 def allows(backend: LlamaBackend, grammar: Grammar | None, text: str) -> bool:
-    """Whether a text is one that a grammar allows, from its beginning to its end."""
+    """True if a grammar allows a text, from its beginning to its end."""
     matcher = compiled(backend, grammar).matcher()
     try:
         for token in backend.vocab.tokenize(text):

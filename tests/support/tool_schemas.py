@@ -486,7 +486,7 @@ for _ in range(120):
     TOOLS["deep"] = obj(a=TOOLS["deep"])
 
 
-#: What pydantic, zod, schemars, System.Text.Json, NJsonSchema and Go's packages write, by name.
+#: Schemas by pydantic, zod, schemars, System.Text.Json, NJsonSchema and Go's packages, by name.
 GENERATED: dict[str, Any] = json.loads(
     Path(__file__).with_name("generated_schemas.json").read_text(encoding="utf-8")
 )

@@ -28,14 +28,14 @@ _WIDTH, _HEADS, _FFN = 32, 2, 64
 
 @cache
 def vocabulary_files() -> dict[str, Path]:
-    """Return the vocabularies of llama.cpp's sources by name; none if there are no sources."""
+    """Return the vocabularies of llama.cpp's sources by name; empty without the sources."""
     found = sorted(Path(_FOLDER).rglob("ggml-vocab-*.gguf")) if _FOLDER else []
     return {path.stem.removeprefix("ggml-vocab-"): path for path in found}
 
 
 @cache
 def chat_templates() -> dict[str, Path]:
-    """Return the chat templates of llama.cpp's sources by name; none if there are no sources."""
+    """Return the chat templates of llama.cpp's sources by name; empty without the sources."""
     found = sorted(Path(_FOLDER).rglob("models/templates/*.jinja")) if _FOLDER else []
     return {path.stem: path for path in found}
 
@@ -61,7 +61,7 @@ class _Header:
     entries: Mapping[str, bytes]
 
     def text(self, key: str) -> str:
-        """Return a text; empty if there is none."""
+        """Return a text; empty if it is missing."""
         data = self.entries.get(key, b"")
         start = 8 + len(key.encode()) + 4 + 8
         return data[start:].decode()

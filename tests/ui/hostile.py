@@ -1,4 +1,4 @@
-"""Texts with which a model could harm its reader."""
+"""Texts of a model that could harm its reader."""
 # ruff: noqa: E501 (each text as it would be sent)
 
 #: Scripts that run report here.

@@ -1,4 +1,4 @@
-// Texts with which a model may harm its reader: they become no more than text, links that say where they
+// Texts of a model that may harm its reader: they become no more than text, links that say where they
 // lead, and the elements of Markdown; and none of them takes long.
 
 import assert from "node:assert/strict";
