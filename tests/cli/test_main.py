@@ -11,16 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.command import run
-from trioserve.cli.main import main
 from trioserve.models import BUNDLED
 
 pytestmark = pytest.mark.system
-
-
-@pytest.mark.parametrize("word", ["--version", "version"])
-def test_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([word]) == 0
-    assert "llama-cpp-python 0." in capsys.readouterr().out
 
 
 def test_a_missing_model(tmp_path: Path) -> None:

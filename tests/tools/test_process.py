@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import signal
-import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import trio
-from trio.testing import wait_all_tasks_blocked
 
 from tests.support.processes import is_alive
-from trioserve.children.frames import framed
 from trioserve.errors import ToolRuntimeError
 from trioserve.tools.process import (
     CommandLimits,
     CommandOutput,
-    Process,
     clean_environment,
     open_process,
     run,
@@ -120,32 +111,3 @@ async def test_output_is_cut_at_the_limit_between_characters() -> None:
     assert output.truncated
     assert output.text == "".join(pieces) == "ä"
     assert (await run_sh("printf 'ä\\303'")).text == "ä�"
-
-
-# -- with a supervisor that is played by hand
-
-
-@asynccontextmanager
-async def supervised() -> AsyncIterator[tuple[Process, socket.socket]]:
-    """A program, and the end of its supervisor."""
-    ours, theirs = socket.socketpair()
-    pipes = SimpleNamespace(stdin=None, stdout=SimpleNamespace(), stderr=None)
-    with ours, theirs:
-        yield Process(cast(trio.Process, pipes), ours), theirs
-
-
-async def test_a_wait_that_was_cancelled_has_not_ended_the_program() -> None:
-    async with supervised() as (process, supervisor):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(process.wait)
-            await wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
-        supervisor.sendall(framed(b"ended 3 memory"))
-        assert await process.wait() == 3
-        assert process.limit_reached == "memory"
-
-
-async def test_a_program_without_its_supervisor_was_killed() -> None:
-    async with supervised() as (process, supervisor):
-        supervisor.close()
-        assert await process.wait() == -signal.SIGKILL

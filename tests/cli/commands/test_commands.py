@@ -69,6 +69,11 @@ def test_help_on_one_topic(capsys: pytest.CaptureFixture[str]) -> None:
     assert complaint(capsys, "help", "netwrk").endswith("'netwrk'; did you mean network?")
 
 
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_versions(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "llama-cpp-python 0." in said(capsys, word)
+
+
 def test_serve_takes_the_flags_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, "serve", "--help") == said(capsys, "--help")
     assert complaint(capsys, "serve", "--prot", "1").startswith("--prot is not a flag")

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,15 +20,10 @@ from mcp.client.stdio import stdio_client
 from mcp.shared.exceptions import MCPError
 
 from tests.support.http_server import serving_script, slots_in_use
-from tests.support.oauth_mcp import OAuth
 from tests.support.processes import all_processes, parent_of
 from tests.support.scripts import answering, endless
 from tests.support.waiting import patiently
-from tests.tools.mcp.test_login import oauth
 from trioserve.cli.main import main
-from trioserve.tools.mcp.credentials import load, path_of
-
-__all__ = ["oauth"]
 
 pytestmark = pytest.mark.system
 
@@ -227,17 +221,3 @@ def test_a_message_that_is_far_too_long(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (1, b"")
     assert b"more than 67,108,864 bytes" in ended.stderr.splitlines()[-1]
     assert b"Traceback" not in ended.stderr
-
-
-def test_login(
-    oauth: OAuth, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entries = {"a": {"url": oauth.url}, "b": {"command": "x"}}
-    flags = ["--mcp-servers-json", json.dumps({"mcpServers": entries})]
-    monkeypatch.setattr("webbrowser.open", lambda url: urllib.request.urlopen(url).read())
-    assert main(["mcp", "login", "a", *flags]) == 0
-    assert str(path_of(oauth.url)) in capsys.readouterr().err
-    assert load(oauth.url) is not None
-    assert main(["mcp", "login", "b", *flags]) != 0
-    assert "there are: a" in capsys.readouterr().err
-    assert main(["mcp", "logout", "a", *flags]) != 0

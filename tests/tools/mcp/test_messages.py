@@ -23,7 +23,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.support.json_values import JSON
 from trioserve.tools.mcp import messages
-from trioserve.tools.mcp.messages import MAX_VALUES, Intake, Outbox, Pace, count_values
+from trioserve.tools.mcp.messages import MAX_VALUES, Intake, Outbox, Pace, count_values, fault_of
 
 
 def n_values(value: Any) -> int:
@@ -132,3 +132,14 @@ async def test_nothing_is_sent_after_the_end() -> None:
     for message in (REQUEST, ANSWER, GIVEN_UP):
         with pytest.raises(anyio.BrokenResourceError):
             await send(outbox, message)
+
+
+def test_ids_and_numbers_that_the_protocol_does_not_need() -> None:
+    report = {"jsonrpc": "2.0", "method": "notifications/progress"}
+    long, huge = "9" * 5000, 10**400
+    assert fault_of(JSONRPCRequest(jsonrpc="2.0", id=long, method="ping"))
+    assert fault_of(JSONRPCRequest(jsonrpc="2.0", id=huge, method="ping"))
+    assert fault_of(JSONRPCNotification(**report, params={"progressToken": long}))
+    assert fault_of(JSONRPCNotification(**report, params={"progressToken": 1, "total": -huge}))
+    assert not fault_of(JSONRPCNotification(**report, params={"progressToken": 1, "total": 1e300}))
+    assert not fault_of(JSONRPCResponse(jsonrpc="2.0", id=1, result={"id": long}))

@@ -10,21 +10,18 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
-from trio.testing import memory_stream_one_way_pair, wait_all_tasks_blocked
 
 from tests.support.processes import is_alive, with_variable
 from tests.tools.runtime.conftest import Fake
 from tests.tools.test_process_ends import until
 from trioserve.config import Config
 from trioserve.errors import ToolRuntimeError
-from trioserve.tools.process import CommandLimits, Process
 from trioserve.tools.registry import ToolRegistry, open_registry
-from trioserve.tools.runtime import WATCHED, OwnContainer
+from trioserve.tools.runtime import WATCHED
 from trioserve.tools.tool import ToolCallContext, ToolResult
 
 pytestmark = pytest.mark.system
@@ -215,17 +212,3 @@ def test_a_command_elsewhere_ends_when_nobody_waits(shell: str, tmp_path: Path) 
             watched.stdin.close()
         until(lambda: not any(map(is_alive, pids)))
         assert watched.wait() == 128 + 9
-
-
-async def test_the_first_word_of_a_container_may_come_in_two_pieces() -> None:
-    says, stdout = memory_stream_one_way_pair()
-    complains, stderr = memory_stream_one_way_pair()
-    stdin, _ = memory_stream_one_way_pair()
-    process = cast(Process, SimpleNamespace(stdin=stdin, stdout=stdout, stderr=stderr))
-    await complains.aclose()
-    async with trio.open_nursery() as nursery:
-        container = OwnContainer("docker", "alpine", CommandLimits())
-        nursery.start_soon(container._until_ready, process)
-        await says.send_all(b"welcome\nre")
-        await wait_all_tasks_blocked()
-        await says.send_all(b"ady\n")
