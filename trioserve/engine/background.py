@@ -14,7 +14,7 @@ from trioserve.engine.strategy import MIN_TOKENS, TILE
 class Background:
     """Lets requests with a priority below 0 into steps, beside those of others.
 
-    Without others, its prompts get as much of a step as where nothing decodes, because nobody
+    Without others, its prompts get as much of a step as where nothing decodes, because no reader
     waits for its streams; a request that arrives ends the step. Beside others, it gets a share of
     the time, and is in a step when the share pays for all of its streams, and for a tile of its
     prompts. Where more rows cost nearly nothing, that is each step. Elsewhere, readers of others

@@ -124,9 +124,9 @@ class Store:
                 job.is_left = True
                 if job in self._waiting:
                     self._waiting.remove(job)
-                else:  # the thread has it
-                    with trio.CancelScope(shield=True):
-                        await job.ended.wait()
+                    raise
+                with trio.CancelScope(shield=True):  # the thread has it
+                    await job.ended.wait()
                 raise
         assert job.outcome is not None
         return job.outcome.unwrap()
