@@ -52,8 +52,10 @@ class Readers(RuleBasedStateMachine):
     def close(self) -> None:
         self.ring.closed = True
 
-    @rule(offset=st.integers(0, 300))
-    def come(self, offset: int) -> None:
+    @rule(data=st.data())
+    def come(self, data: st.DataObject) -> None:
+        near = st.integers(max(self.ring.start - 5, 0), self.ring.end + 5)
+        offset = data.draw(near)
         there = self.ring.start <= offset <= self.ring.end
         if there:
             self.ring.check(offset)
@@ -103,6 +105,14 @@ def test_memory_does_not_grow_with_the_length_of_the_stream() -> None:
         ring.append(b"x" * 98 + MARK)
         assert ring._bytes.__sizeof__() < 25_000
     assert ring.end == 1_000_000
+
+
+def test_a_read_ends_with_an_event() -> None:
+    ring = Ring(100, MARK)
+    ring.append(b"one\n\ntwo\n\n")
+    assert ring.read(0, 1) == b"one\n\n"
+    assert ring.read(4, 1) == b"\n"  # from within a mark
+    assert ring.read(4, 100) == b"\ntwo\n\n"
 
 
 def test_an_event_is_found_by_its_number() -> None:
