@@ -195,7 +195,7 @@ def test_steps_of_many_tokens_follow_and_do_not_try_more_threads_at_once() -> No
 
 
 def test_a_core_that_is_shared_by_hardware_threads() -> None:
-    """Nobody takes CPU time away, but a core is slow."""
+    """No process takes CPU time, but a core is slow."""
     machine = Machine(cores=4)
     machine.hides_cpu = True
     machine.run(5)

@@ -73,7 +73,7 @@ class RamCache:
         return True
 
     def put(self, entry: CachedState) -> None:
-        """Keep a checkpoint, if there is none of the same keys, or a state, and none within it."""
+        """Keep a state, in place of those that it begins with, or a checkpoint of new keys."""
         if not entry.is_checkpoint:
             for entry_id in list(self._tree.match_whole(entry.keys, entry.root)[1]):
                 self.drop(entry_id)
