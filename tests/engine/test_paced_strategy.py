@@ -142,4 +142,4 @@ def test_the_rest_of_a_long_prompt_waits_for_streams_to_be_ahead_as_well() -> No
     while not clock.prompt_tokens([98], 4, 2048):
         clock.observe(0, 4, 0.010)
         n_waits += 1
-    assert n_waits == 9, "after 6 they have what they missed, and after 3 more the rest is no gap"
+    assert n_waits == 10, "after 6 they have what they missed, and after 4 more the rest is no gap"

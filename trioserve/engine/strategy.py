@@ -113,8 +113,9 @@ class PrefillCosts:
         return is_due or self._large_s < self._small_s * self.TILE_GAIN
 
     def large_seconds(self, n_tokens: int) -> float:
-        """Seconds that tokens may take in the next large step, beside decode."""
-        return n_tokens * self._large_s * self.DEEPER
+        """Seconds that tokens may take in the next large step, beside decode: in whole tiles."""
+        n_tiles = -(-(n_tokens - (not self.unified)) // TILE)
+        return n_tiles * TILE * (self._large_s or self._alone_s) * self.DEEPER
 
     def fitting(self, time: float) -> int:
         """Count the tokens that fit into a time, in a large or else a small step; 0: unknown."""
@@ -130,7 +131,7 @@ class PrefillCosts:
 
 
 #: The most that the time between two tokens of a stream may grow while prompts come in.
-SLOWDOWN = 4.5
+SLOWDOWN = 4.25
 
 
 class PacedStrategy:
@@ -174,7 +175,6 @@ class PacedStrategy:
         #: Seconds between two tokens of a stream while prompts come in, and 0 while none do.
         self.pace = 0.0
         self._in_tiles = False  # a prompt got a tile where that took longer than the pace
-        self._in_large = False  # a prompt waits for streams to be ahead, for a large tile
 
     def begin(self, *, unified: bool) -> None:
         self._costs.unified = unified
@@ -190,7 +190,7 @@ class PacedStrategy:
             self._lead_s = 0.0
             if costs.knows_tiles:
                 costs.forget_depth(self._target(), small=self._in_tiles)
-            self._in_tiles = self._in_large = False
+            self._in_tiles = False
 
     def _target(self) -> float:
         """The pace while as many prompts come in as streams decode, or fewer."""
@@ -215,7 +215,7 @@ class PacedStrategy:
         time = self.pace + self._lead_s - costs.decode_s
         fitting = costs.fitting(min(time, self.pace - costs.decode_s))
         if large := self._large_tile(fitting, n_pending, n_decode):
-            self._in_large, n_tokens = True, min(budget, large)
+            n_tokens = min(budget, large)
             return n_tokens if costs.large_seconds(n_tokens) <= time else 0
         least = costs.filling(TILE, n_decode)
         if not costs.tile_pays(least, self.MAX_AHEAD_S):
@@ -223,8 +223,9 @@ class PacedStrategy:
         if fitting < least and self._lead_s < 0:
             return 0
         n_tokens = min(budget, _with_rest(max(least, fitting), n_pending))
-        if self._in_large and time < costs.large_seconds(n_tokens) < self.MAX_AHEAD_S:
-            return 0  # so deep in a prompt, its rest would be a gap in every stream
+        is_long = n_tokens >= TILE and n_tokens > fitting
+        if is_long and time < costs.large_seconds(n_tokens) < self.MAX_AHEAD_S:
+            return 0  # it would be a gap in every stream
         self._in_tiles = self._in_tiles or (fitting < least and least > MIN_TOKENS)
         return n_tokens
 
