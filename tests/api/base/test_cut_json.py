@@ -26,3 +26,8 @@ def test_arguments_cut_short_are_read_as_the_sdk_reads_them(
 def test_arguments_with_a_number_too_long_for_python() -> None:
     assert read_arguments('{"n": ' + "1" * 5000 + "}") == {"n": "1" * 5000}
     assert read_arguments("") == {}
+
+
+def test_arguments_that_no_client_would_send() -> None:
+    assert read_arguments("[1]]]") == [1]
+    assert read_arguments("[" * 100_000 + "1," * 100_000) == {}

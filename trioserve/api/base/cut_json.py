@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 
 def read_arguments(text: str) -> Any:
     """Read the arguments of a call. If they are cut short, keep the complete ones, as SDKs do."""
     head, closing = _cut(text)
-    for candidate in (text, text + closing, head):
-        try:
+    for candidate in (text, text + closing, head + closing):
+        with suppress(ValueError, RecursionError):
             return json.loads(candidate, parse_int=_integer)
-        except ValueError:
-            continue
-    return {}  # it was cut before there was anything
+    return {}  # it was cut before there was anything, or is nested too deeply
 
 
 def _integer(digits: str) -> int | str:
@@ -22,9 +21,9 @@ def _integer(digits: str) -> int | str:
 
 
 def _cut(text: str) -> tuple[str, str]:
-    """Cut JSON after its last complete member, closed; and tell what would close all of it."""
-    open_: list[str] = []
-    at, closing = 0, ""
+    """Cut JSON after its last complete member; return that, and what closes it."""
+    closing: list[str] = []
+    end = 0
     in_string = escaped = False
     for i, character in enumerate(text):
         if in_string:
@@ -33,11 +32,11 @@ def _cut(text: str) -> tuple[str, str]:
         elif character == '"':
             in_string = True
         elif character in "{[":
-            open_.append("}" if character == "{" else "]")
-            at, closing = i + 1, "".join(reversed(open_))
-        elif character in "}]":
-            open_.pop()
-            at, closing = i + 1, "".join(reversed(open_))
+            closing.append("}" if character == "{" else "]")
+            end = i + 1
+        elif character in "}]" and closing:
+            closing.pop()
+            end = i + 1
         elif character == ",":
-            at, closing = i, "".join(reversed(open_))
-    return text[:at] + closing, "".join(reversed(open_))
+            end = i
+    return text[:end], "".join(reversed(closing))

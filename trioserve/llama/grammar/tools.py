@@ -337,15 +337,27 @@ def as_lark(
     return "\n".join([*lines, ""])
 
 
+@attrs.frozen
+class _Relaxation:
+    """A schema that is enforced in part. Those of one function are equal."""
+
+    digest: bytes
+    tool: str = attrs.field(eq=False)
+    relaxed: str = attrs.field(eq=False)
+    problem: str = attrs.field(eq=False)
+
+
 def _note(function: _Function, relaxed: str, problem: str) -> None:
     """Log which part of a schema is not enforced, once."""
     text = json.dumps([function.name, function.schema])
-    _note_once(sha256(text.encode()).digest(), function.name, relaxed, problem)
+    digest = sha256(text.encode()).digest()
+    _log_once(_Relaxation(digest, function.name, relaxed, problem))
 
 
 @lru_cache(maxsize=_MAX_LOGGED)
-def _note_once(_digest: bytes, tool: str, relaxed: str, problem: str) -> None:
-    _log.info("the schema of a tool is relaxed", tool=tool, relaxed=relaxed, problem=problem)
+def _log_once(one: _Relaxation) -> None:
+    event = "the schema of a tool is relaxed"
+    _log.info(event, tool=one.tool, relaxed=one.relaxed, problem=one.problem)
 
 
 class NameFinder:
