@@ -141,7 +141,7 @@ async def test_an_answer_that_cannot_be_measured(
     events: list[dict[str, object]], missing: str
 ) -> None:
     with serving_bytes(canned(*events)) as address:
-        async with connected_to(f"http://{address.authority}", n_kept=0) as client:
+        async with connected_to(f"http://{address.host}:{address.port}", n_kept=0) as client:
             server = Server(name="a", client=client, model="m", seed="s")
             with pytest.raises(UnavailableError, match=missing):
                 await server.complete("x", 1)
@@ -152,7 +152,7 @@ async def test_other_servers_report_less() -> None:
     usage = {"prompt_tokens": 3, "completion_tokens": 2}
     answer = canned({"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}], "usage": usage})
     with serving_bytes(answer) as address:
-        async with connected_to(f"http://{address.authority}", n_kept=0) as client:
+        async with connected_to(f"http://{address.host}:{address.port}", n_kept=0) as client:
             found = await Server(name="a", client=client, model="m", seed="s").complete("x", 1)
     assert (found.n_prompt, found.n_tokens, found.n_cached) == (3, 2, None)
 
