@@ -154,7 +154,7 @@ async def test_many_calls_and_cancels_leave_nothing(tmp_path: Path) -> None:
             name, arguments = rng.choice(calls)
             nursery.start_soon(call_and_leave, name, arguments, rng.randrange(200))
     assert n_cancelled
-    assert len(os.listdir("/proc/self/fd")) == n_open
+    assert len(os.listdir("/proc/self/fd")) <= n_open  # those of earlier tests may be closed
     assert trio.lowlevel.current_statistics().tasks_living == n_tasks
     assert threading.active_count() < 20
     assert not [*tmp_path.rglob("*.tmp")]
