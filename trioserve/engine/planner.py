@@ -15,7 +15,7 @@ from trioserve.engine.cache.prefix_cache import PrefixCache
 from trioserve.engine.cache.sequences import KVSequence
 from trioserve.engine.encoder import MediaEncoder
 from trioserve.engine.slot import RequestState, Slot, arrival
-from trioserve.engine.strategy import BatchStrategy, share_out
+from trioserve.engine.strategy import QUIET, BatchStrategy, share_out
 from trioserve.types import Adapters, CellKey
 
 
@@ -234,8 +234,6 @@ def _sequence(slot: Slot) -> int:
 #: Seconds that one set of adapters keeps its turn while others wait. Changing adapters takes a few
 #: milliseconds, because llama.cpp plans its buffers again.
 TURN_S = 0.02
-#: The most steps without prompts that are reported to a strategy when it is asked again: the last.
-QUIET = 8
 
 
 class Planner:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Protocol
 
 from trioserve.errors import ConfigError
@@ -14,6 +16,8 @@ TILE = 64
 #: Prompts get at least this many tokens a step, so that they finish. Steps with fewer say too
 #: little about what tokens cost.
 MIN_TOKENS = 16
+#: The most steps without prompts that are reported to a strategy when it is asked again: the last.
+QUIET = 8
 
 
 class PrefillCosts:
@@ -42,8 +46,9 @@ class PrefillCosts:
     RETRY = 4
 
     def __init__(self) -> None:
-        #: Seconds of a step that only decodes: of the last ones, and while no prompts come in.
-        self.decode_s = self.quiet_s = 0.0
+        self.decode_s = 0.0  # of a step that only decodes
+        #: The last such steps while no prompts came in. Some are longer: a prompt was tokenized.
+        self._quiet = deque[float](maxlen=QUIET)
         self._small_s = 0.0  # for each prompt token, in steps smaller than a tile
         self._large_s = 0.0  # in others
         self._alone_s = 0.0  # in steps without decode
@@ -54,7 +59,7 @@ class PrefillCosts:
         if n_prefill == 0:
             self.decode_s = self._average(self.decode_s, seconds)
             if quiet:
-                self.quiet_s = self._average(self.quiet_s, seconds)
+                self._quiet.append(seconds)
         elif n_prefill >= MIN_TOKENS:
             if not n_decode:
                 self._alone_s = self._average(self._alone_s, seconds / n_prefill)
@@ -66,6 +71,11 @@ class PrefillCosts:
                 self._n_small = 0
                 # A long step says enough by itself, and the next one is deeper in the prompt.
                 self._large_s = self._average(self._large_s, rest / n_prefill, 2 * self.WEIGHT)
+
+    @property
+    def quiet_s(self) -> float:
+        """What a step takes that only decodes, while no prompts come in; 0: unknown."""
+        return median(self._quiet) if self._quiet else 0.0
 
     def _rows(self, n_prefill: int, n_decode: int) -> int:
         """Count the rows that a step computes in tiles."""
@@ -131,7 +141,7 @@ class PrefillCosts:
 
 
 #: The most that the time between two tokens of a stream may grow while prompts come in.
-SLOWDOWN = 4.25
+SLOWDOWN = 4.1
 
 
 class PacedStrategy:
@@ -174,6 +184,7 @@ class PacedStrategy:
         self._lead_s = 0.0
         #: Seconds between two tokens of a stream while prompts come in, and 0 while none do.
         self.pace = 0.0
+        self._is_first = True  # no step with a pace has come before this one
         self._in_tiles = False  # a prompt got a tile where that took longer than the pace
 
     def begin(self, *, unified: bool) -> None:
@@ -182,9 +193,11 @@ class PacedStrategy:
     def observe(self, n_prefill: int, n_decode: int, seconds: float) -> None:
         """Learn what a step cost, and count what the streams are owed after it."""
         pace, self.pace, costs = self.pace, 0.0, self._costs
+        is_first, self._is_first = self._is_first, not (pace and n_decode)
         costs.observe(n_prefill, n_decode, seconds, quiet=not pace)
         if pace and n_decode:
-            lead = self._lead_s + pace - seconds
+            # The first token is read when it comes; those that follow are held until they are due.
+            lead = self._lead_s + (min(pace, seconds) if is_first else pace) - seconds
             self._lead_s = max(-self.ALONE * pace, min(lead, max(pace, self.MAX_AHEAD_S)))
         elif not pace and not n_prefill:  # no prompts
             self._lead_s = 0.0
