@@ -21,7 +21,7 @@ from trioserve.engine.background import Background
 from trioserve.testing import ScriptedBackend
 from trioserve.types import Chunk, Finished
 
-#: What a step takes with some rows, in milliseconds.
+#: Milliseconds of a step, by the number of its rows.
 Cost = Callable[[int], float]
 
 COSTS: dict[str, Cost] = {

@@ -12,6 +12,7 @@ from tests.engine.test_media import MediaHarness
 from trioserve.bench.stats import percentile
 from trioserve.engine.background import Background
 from trioserve.engine.queue import AGEING_S
+from trioserve.engine.strategy import TILE
 from trioserve.testing import ScriptedBackend, ScriptedProjector
 from trioserve.types import Preempted
 
@@ -83,6 +84,21 @@ def test_a_request_that_arrives_ends_a_step_of_the_background_alone() -> None:
     machine.run()
     for task_id in (1, 2, *range(101, 105)):
         assert machine.text(task_id) == endless("")[: machine.finish(task_id).timings.predicted_n]
+
+
+def test_the_background_does_not_stand_still_where_requests_arrive_all_the_time() -> None:
+    machine = Machine(n_batch=4096)
+    arrivals = itertools.count(1)
+    machine.submit(1001, "b" * 2000, max_tokens=2, priority=-100)
+
+    def arrive(backend: ScriptedBackend) -> None:
+        if backend.n_new > TILE:
+            machine.submit(next(arrivals), "interactive", max_tokens=1)
+
+    machine.backend.on_decode = arrive
+    for _ in range(200):
+        machine.step()
+    assert machine.n_tokens(1001) == 2
 
 
 def test_the_streams_of_the_background_take_turns() -> None:

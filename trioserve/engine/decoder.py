@@ -241,7 +241,8 @@ class Interrupts:
     """Ends a batch early when the task is cancelled that has at least half of it.
 
     One of the background alone also ends when another request arrives. What is lost has to be
-    computed again, so no two batches in a row are ended that others need.
+    computed again, so no two batches in a row are ended that others need, nor two in a row of those
+    of the background: it would stand still where requests arrive all the time.
 
     Args:
         interrupt: ends the batch that runs, from any thread.
@@ -253,7 +254,8 @@ class Interrupts:
     ) -> None:
         self._interrupt, self._has_come = interrupt, has_come
         self._task_id: int | None = None
-        self._yields = False
+        #: This batch is of the background alone; it may be ended; the last such batch was.
+        self._is_behind = self._yields = self._has_yielded = False
         #: The last batch was.
         self.was_interrupted = False
 
@@ -263,11 +265,13 @@ class Interrupts:
         try:
             yield
             self.was_interrupted = False
+            self._has_yielded = self._has_yielded and not self._is_behind
         except DecodeInterruptedError:
             self.was_interrupted = True
+            self._has_yielded = self._has_yielded or self._yields
             raise
         finally:
-            self._task_id, self._yields = None, False
+            self._task_id, self._is_behind, self._yields = None, False, False
 
     def begin(self, task_id: int, n_cells: int, n_others: int, *, yields: bool = False) -> None:
         """Note which task has most of the batch: it has `n_cells`, and the others `n_others`.
@@ -278,7 +282,7 @@ class Interrupts:
 
         Raises DecodeInterruptedError: there is one, so the batch need not be computed.
         """
-        self._yields = yields and not self.was_interrupted
+        self._is_behind, self._yields = yields, yields and not self._has_yielded
         if n_cells >= n_others and not (n_others and self.was_interrupted):
             self._task_id = task_id
         if self._has_come(self._task_id, self._yields):

@@ -74,7 +74,7 @@ class PrefillCosts:
 
     @property
     def quiet_s(self) -> float:
-        """What a step takes that only decodes, while no prompts come in; 0: unknown."""
+        """The time of a step that only decodes, while no prompts come in; 0: unknown."""
         return median(self._quiet) if self._quiet else 0.0
 
     def _rows(self, n_prefill: int, n_decode: int) -> int:

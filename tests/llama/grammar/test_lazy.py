@@ -234,7 +234,7 @@ def spell(backend: LlamaBackend, matcher: LazyMatcher, text: str) -> None:
         ("tt", "txy", "", {b"t"}),
         ("tt", "txy", "t", {b"t", b"x"}),
         ("tt", "txy", "tt", set()),  # the grammar, to its end
-        ("tt", "txy", "txyabc.tt", set()),  # it begins anew after reasoning
+        ("tt", "txy", "txyabc.tt", set()),  # it begins again after reasoning
         ("[a-z][a-z][a-z]", "tx", "txt", set()),  # the grammar allows the marker, too
     ],
 )
