@@ -17,6 +17,7 @@ import pytest
 import structlog
 import trio
 import trio.testing
+from structlog.typing import Processor
 
 from trioserve import left_out as left_out_module
 from trioserve.models.tried import LoadedFiles
@@ -34,16 +35,19 @@ os.environ["SSL_CERT_DIR"] = os.environ["HF_HUB_CACHE"]
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp()
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
-# By default structlog draws tracebacks with their local variables, which takes most of a second.
-structlog.configure(
-    processors=[
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.dev.ConsoleRenderer(
-            colors=False, exception_formatter=structlog.dev.plain_traceback
-        ),
-    ]
+# A logger that keeps its configuration would keep that of the test that uses it first.
+_configure_log = structlog.configure
+structlog.configure = lambda **settings: _configure_log(
+    **settings | {"cache_logger_on_first_use": False}
 )
+
+#: By default structlog draws tracebacks with their local variables, which takes most of a second.
+_LOG_PROCESSORS: list[Processor] = [
+    structlog.contextvars.merge_contextvars,
+    structlog.processors.add_log_level,
+    structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+]
+structlog.configure(processors=[*_LOG_PROCESSORS])
 
 # The SDKs ask once which system this is, and `platform` runs `uname` for that: not in any one test.
 platform.uname().processor  # noqa: B018
@@ -190,10 +194,13 @@ def _new_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
 
 
 @pytest.fixture(autouse=True)
-def _root_logger_as_it_was() -> Iterator[None]:
-    """Put the root logger back, so that no test sees the log that another one has set up."""
+def _log_as_it_was() -> Iterator[None]:
+    """Put the log back, so that no test sees the one that another has set up."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.configure(processors=[*_LOG_PROCESSORS])
+    structlog.contextvars.clear_contextvars()

@@ -11,7 +11,6 @@ import re
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,14 +20,6 @@ import structlog
 from tests.support.command import Terminal
 from trioserve.config import Config, logs
 from trioserve.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """Put structlog back, so that other tests see what they expect."""
-    yield
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
-"""Tests with a hub, some of which run the command in this process."""
+"""Fixtures for tests with a hub."""
 
 from tests.hub.fixtures import cache, hub
-from tests.support.forgetful_logs import forgetful_logs
 
-__all__ = ["cache", "forgetful_logs", "hub"]
+__all__ = ["cache", "hub"]
