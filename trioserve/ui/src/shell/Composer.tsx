@@ -7,6 +7,7 @@ import { openChat } from "../state/chats";
 import { kindOf } from "../state/media";
 import { enqueue, outbox, sendNext } from "../state/outbox";
 import { runs } from "../state/runs";
+import { whenKnown } from "../state/server";
 import { settings } from "../state/settings";
 import { send, stop } from "../state/talk";
 import type { Attachment, Stats } from "../types";
@@ -40,7 +41,7 @@ export function Composer(): VNode {
     if (!canSend || !chat) return;
     stay();
     if (running.value || waiting) queueDraft(chat);
-    else void attempt(() => sendDraft());
+    else void attempt(() => sendDraft(chat));
     if (!running.value && waiting) void attempt(() => sendNext(chat));
   };
   return (
@@ -102,12 +103,13 @@ function queueDraft(chat: string): void {
 }
 
 /** Send the draft; it is back if that fails. */
-async function sendDraft(): Promise<void> {
+async function sendDraft(chat: string): Promise<void> {
   const { text, attachments } = draft.value;
   setDraft({ text: "", attachments: [] });
   takeBackOffer();
   try {
-    await send(text.trim(), attachments);
+    await whenKnown(); // else the chat would get no model, and a long document no limit
+    await send(text.trim(), attachments, chat);
   } catch (error) {
     if (draft.value.text === "" && draft.value.attachments.length === 0) setDraft({ text, attachments });
     throw error;

@@ -88,6 +88,17 @@ export function noteTrouble(error: ServerError, retryAt: number): void {
   else retryNow();
 }
 
+/** Wait until the server has said what it is, or cannot be asked. */
+export async function whenKnown(): Promise<void> {
+  let stop: (() => void) | undefined;
+  await new Promise<void>((resolve) => {
+    stop = effect(() => {
+      if (status.value.state !== "connecting") resolve();
+    });
+  });
+  stop?.();
+}
+
 /** Something has worked. */
 export function noteWorks(): void {
   const { state } = status.peek();

@@ -1,1 +1,0 @@
-import{c as a,d as b}from"./chunk-WVMQN2A7.js";import"./chunk-5DGHTO4V.js";import"./chunk-4YT2LNHT.js";import"./chunk-SDWPYIOV.js";import"./chunk-HMX2LZGS.js";import"./chunk-NUHHTHCV.js";import"./chunk-JYLKPW3I.js";import"./chunk-BULEUPBY.js";import"./chunk-ETHOVLGW.js";import"./chunk-IXO4DYII.js";import"./chunk-IB3OMPMT.js";export{a as Models,b as fits};
