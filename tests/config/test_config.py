@@ -183,6 +183,47 @@ def test_files_and_addresses_of_media(tmp_path: Path) -> None:
     assert (Config().media_path, Config().media_urls) == (None, ())
 
 
+# -- speech
+
+
+def test_the_flags_of_speech(tmp_path: Path) -> None:
+    recording = str(tmp_path / "ada.wav")
+    config = read(
+        *(
+            "-m",
+            "chat.gguf",
+            "--tts",
+            "user/voice:Q8_0",
+            "--tts-mmproj",
+            "https://a.example/p.gguf",
+        ),
+        *("--tts-voices", str(tmp_path), "--tts-speaker-file", recording, "--tts-lang", "de"),
+    )
+    assert config == Config(
+        model="chat.gguf", tts="user/voice:Q8_0", tts_mmproj="https://a.example/p.gguf",
+        tts_voices=str(tmp_path), tts_speaker_file=recording, tts_lang="de",
+    )  # fmt: skip
+    assert read(TRIOSERVE_TTS="v.gguf", TRIOSERVE_TTS_LANG="fr") == Config(
+        tts="v.gguf", tts_lang="fr"
+    )
+
+
+def test_without_a_speech_model_its_options_have_no_effect(tmp_path: Path) -> None:
+    for field in ("tts_mmproj", "tts_voices", "tts_speaker_file", "tts_lang"):
+        fields: dict[str, Any] = {field: str(tmp_path)}
+        for other in ({"model": "x.gguf"}, {"tts": "none"}):
+            with pytest.raises(ConfigError, match=f"tts has to be a model for {field} to"):
+                Config(**other, **fields)
+        Config(model="x.gguf", tts="v.gguf", **fields)
+    Config(tts_voices=str(tmp_path))  # for the voice of the bundled model
+    with pytest.raises(ConfigError, match="tts has to be a model for tts_mmproj to"):
+        Config(tts_mmproj="p.gguf")
+    assert refused("-m", "x", "--tts-lang", "de") == (
+        "--tts has to be a model for --tts-lang to have an effect"
+    )
+    assert refused("--tts-voices", "/no/such").startswith("--tts-voices is '/no/such', which is no")
+
+
 # -- tools
 
 
@@ -228,6 +269,7 @@ def test_an_invalid_description_of_servers(fields: dict[str, Any], message: str)
         ({"tools": ("read_file",)}, "tools"),
         ({"mcp_servers_json": servers(one="a")}, "mcp"),
         ({"mmproj": "mmproj.gguf"}, "media"),
+        ({"tts": "voice.gguf"}, "media"),
     ],
 )
 def test_an_extra_has_to_be_installed(

@@ -31,6 +31,9 @@ BUILTIN_TOOLS = (
 #: Stands for all of them in `tools`.
 ALL_TOOLS = "all"
 
+#: Stands for no model in `tts`.
+NO_SPEECH = "none"
+
 #: The search engines that have a name, and the variables of the environment with their keys.
 WEB_SEARCH_KEYS = {"brave": "BRAVE_API_KEY", "tavily": "TAVILY_API_KEY"}
 
@@ -207,6 +210,14 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
     yield (config.grammar and config.json_schema, "grammar and json_schema cannot be used together")
     yield from _conflicts_with_embeddings(config)
     yield from _conflicts_of_drafts(config)
+    # The bundled model may speak.
+    is_mute = config.tts == NO_SPEECH or (config.tts is None and config.model_named is not None)
+    for field in ("tts_mmproj", "tts_voices", "tts_speaker_file", "tts_lang"):
+        has_no_effect = is_mute or (field == "tts_mmproj" and config.tts is None)
+        yield (
+            has_no_effect and getattr(config, field) is not None,
+            f"tts has to be a model for {field} to have an effect",
+        )
     yield (
         0 < config.image_max_tokens < config.image_min_tokens,
         f"image_min_tokens must be at most image_max_tokens, which is {config.image_max_tokens}",
@@ -218,6 +229,7 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
     for is_used, extra, what in (
         (config.builtin_tools, "tools", "tools: the built-in tools need google-re2 and pathspec"),
         (config.mmproj, "media", "mmproj needs av and pillow"),
+        (config.tts not in (None, NO_SPEECH), "media", "tts needs av and pillow"),
         (config.has_mcp_servers, "mcp", "MCP servers need the package mcp"),
         (config.web_fetch, "web", "web_fetch needs trafilatura"),
         (config.otel, "otel", "otel needs OpenTelemetry"),

@@ -40,6 +40,7 @@ _device = partial(option, group="Devices")
 _sampling = partial(option, group="Sampling")
 _chat = partial(option, group="Chat")
 _media = partial(option, group="Media")
+_speech = partial(option, group="Speech")
 _embedding = partial(option, group="Embeddings")
 _tool = partial(option, group="Tools")
 _models = partial(option, group="Models")
@@ -51,11 +52,6 @@ _log = partial(option, group="Logs")
 _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _ON_OFF_AUTO = ("on", "off", "auto")
 _CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-
-# Words that llama-server takes for a value.
-_ALL = {"auto": "-1", "all": "-1"}
-_NO_LIMIT = {"-1": str(2**40)}
-_SLOTS = {"-1": "4"}
 
 
 # Not formatted, because a field reads best as its names above its help.
@@ -77,9 +73,8 @@ class Config:
         help="path of a GGUF file, or a model on the hub, as for --hf-repo; without it, the "
         "bundled model is served")
     hf_repo: str | None = _model(None, "-hf -hfr --hf-repo LLAMA_ARG_HF_REPO",
-        help="model on the hub (Hugging Face), as USER/REPO or USER/REPO:QUANT, which is "
-        "downloaded unless it is in the cache; without QUANT it is Q4_K_M, else Q8_0, else the "
-        "first")
+        help="model on the hub (Hugging Face), as USER/REPO or USER/REPO:QUANT; it is downloaded "
+        "unless the cache has it; without QUANT it is Q4_K_M, else Q8_0, else the first")
     hf_file: str | None = _model(None, "-hff --hf-file LLAMA_ARG_HF_FILE",
         help="file of that repository to take, whatever QUANT is")
     hf_token: str | None = _model(None, "-hft --hf-token HF_TOKEN",
@@ -127,7 +122,7 @@ class Config:
         help="size of the KV cache in tokens, for all slots together; 0 = the context length that "
         "the model was trained with")
     parallel: int = _context(4, "-np --parallel LLAMA_ARG_N_PARALLEL", min=1, max=256,
-        synonyms=_SLOTS, help="number of slots: requests that run at the same time")
+        synonyms={"-1": "4"}, help="number of slots: requests that run at the same time")
     batch_size: int = _context(2048, "-b --batch-size LLAMA_ARG_BATCH", min=1, max=2**20,
         help="maximum number of tokens in one step: the logical batch")
     ubatch_size: int = _context(512, "-ub --ubatch-size LLAMA_ARG_UBATCH", min=1, max=2**20,
@@ -178,7 +173,7 @@ class Config:
         help="number of KV sequences to keep for later prompts, in addition to those of the slots; "
         "-1 = 32 with a shared KV cache, otherwise none")
     cache_ram: int = _context(2048, "-cram --cache-ram LLAMA_ARG_CACHE_RAM", min=0,
-        synonyms=_NO_LIMIT,
+        synonyms={"-1": str(2**40)},
         help="MiB of RAM for prompts that are moved out of the KV cache, and for checkpoints; 0 = "
         "none, -1 = no limit")
     cache_disk: str | None = _context(None, "--cache-disk",
@@ -252,7 +247,7 @@ class Config:
         choices=_CACHE_TYPES, help="data type of the values in the draft model's KV cache")
     spec_draft_ngl: int = _draft(-1,
         "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl "
-        "LLAMA_ARG_N_GPU_LAYERS_DRAFT", min=-1, synonyms=_ALL,
+        "LLAMA_ARG_N_GPU_LAYERS_DRAFT", min=-1, synonyms={"auto": "-1", "all": "-1"},
         help="number of the draft model's layers to keep on the GPU; -1 = all")
     spec_draft_device: tuple[str, ...] = _draft((), "-devd --device-draft --spec-draft-device",
         help="devices to compute the draft model on, separated by commas; none = the CPU only; by "
@@ -290,8 +285,7 @@ class Config:
     yarn_beta_fast: float = _position(-1.0, "--yarn-beta-fast LLAMA_ARG_YARN_BETA_FAST",
         help="YaRN: low correction dimension; negative = the model's")
     swa_full: bool = _position(False, "--swa-full LLAMA_ARG_SWA_FULL",
-        help="keep the whole sequence in sliding-window layers too, so that a prompt can be reused "
-        "from any position")
+        help="keep whole prompts in sliding-window layers too, so that any part can be reused")
 
     # -- Devices
     lazy_mode: str = _device("auto", "-lzm --lazy-mode LLAMA_ARG_LAZY_MODE",
@@ -456,6 +450,20 @@ class Config:
     transcription_prompt: str = _media("Transcribe audio to text",
         help="the instruction that the loaded model gets with a recording to transcribe")
 
+    # -- Speech
+    tts: str | None = _speech(None,
+        help="model that speaks: the path or the address of a GGUF file, or a model on the hub, as "
+        "for --hf-repo; none = no speech, not even with the bundled model")
+    tts_mmproj: str | None = _speech(None,
+        help="path or address of the speech model's projector, which makes the sound; by default "
+        "the one on the hub, or beside the file")
+    tts_voices: str | None = _speech(None, check=checks.directory,
+        help="folder of recordings, each of a voice to speak with, by the name of the file")
+    tts_speaker_file: str | None = _speech(None,
+        help="recording of the voice to speak with by default; without it, the model's own")
+    tts_lang: str | None = _speech(None,
+        help="language to speak when a request names none, as an ISO 639-1 code such as en")
+
     # -- Embeddings
     embd_ctx_size: int = _embedding(2048, min=0,
         help="context for embeddings beside a model that generates text, in tokens; the first "
@@ -570,15 +578,13 @@ class Config:
         help="SQLite file in which stored responses, conversations, files and batches survive a "
         "restart; without it, they are kept in memory")
     store_size: int = _server(256 * 2**20, "--store-size", read=size, min=2**20,
-        help="bytes that are stored, such as 256M or 4G; beyond that, what was not used for "
-        "longest is deleted")
+        help="bytes to store, such as 256M or 4G; beyond that, the least recently used go first")
     store_days: float = _server(30.0, min=0.01, max=36500,
         help="days after its last use in which something is stored")
     slots_endpoint: bool = _server(True, "--slots | --no-slots LLAMA_ARG_ENDPOINT_SLOTS",
         help="serve GET /slots")
     slot_save_path: str | None = _server(None, "--slot-save-path", check=checks.directory,
-        help="directory for the files that POST /slots saves and restores; without it, both are "
-        "refused")
+        help="folder of the files that POST /slots saves and restores; without it, it does neither")
     metrics_endpoint: bool = _server(False, "--metrics LLAMA_ARG_ENDPOINT_METRICS",
         help="serve GET /metrics, for Prometheus")
     props_endpoint: bool = _server(False, "--props LLAMA_ARG_ENDPOINT_PROPS",
@@ -638,8 +644,7 @@ class Config:
     max_queue: int = _limit(1024, min=0,
         help="maximum number of requests that wait for a slot; more are refused with status 429")
     max_queue_per_key: int = _limit(0, min=0,
-        help="how many of them may be of the same API key; 0 = an equal share of --max-queue, at "
-        "least 1")
+        help="how many may be of the same API key; 0 = an equal share of --max-queue, at least 1")
     max_queue_tokens: int = _limit(0, min=0,
         help="maximum number of prompt tokens in all waiting requests together; each API key has "
         "the same share of them as of --max-queue; 0 = no limit")
@@ -654,8 +659,7 @@ class Config:
     drain_timeout: float = _limit(30.0, min=0,
         help="seconds that running requests have to finish after SIGTERM")
     unread_tokens: int = _limit(256, min=1, max=2**20,
-        help="number of tokens that a client may leave unread before its request is paused, and "
-        "its slot free for others")
+        help="tokens that a client may leave unread before its request is paused, without a slot")
     stall_timeout: float = _limit(30.0, min=0.001,
         help="seconds that a request may stay paused before it is cancelled")
     keep_alive_timeout: float = _limit(75.0, min=0.001,
@@ -683,8 +687,7 @@ class Config:
     stream_bytes: int = _limit(4 * 2**20, min=2**12,
         help="bytes that are kept of each such stream: its newest events")
     stream_total_bytes: int = _limit(256 * 2**20, min=2**12,
-        help="bytes that are kept of all such streams together; beyond that, the client with most "
-        "loses some")
+        help="bytes that all such streams keep; beyond that, the client with most loses some")
     stream_keep_seconds: float = _limit(300.0, min=1,
         help="seconds after its end in which such a stream can still be read")
 

@@ -71,7 +71,9 @@ complete -c trioserve -f -a '(__trioserve_complete)'
 #: Values whose words are names of files, and of models.
 _FILES = frozenset({"FILE", "FOLDER", "INPUT", "OUTPUT", "PATH", "TARGET"})
 _MODELS = frozenset({"MODEL"})
-_FIELDS_OF_FILES = ("_file", "_path", "_dir", "model", "mmproj", "lora", "vector", "preset")
+_FIELDS_OF_FILES = (
+    "_file", "_path", "_dir", "_voices", "model", "mmproj", "lora", "vector", "preset",
+)  # fmt: skip
 
 
 def run(given: Arguments) -> int:
@@ -165,7 +167,7 @@ def _values(
             yield from ((choice, "") for choice in of.choices)
         elif of.field == "model":
             yield from _values("MODEL", flags, environ)
-        elif any(part in of.field for part in _FIELDS_OF_FILES):
+        elif of.field == "tts" or any(part in of.field for part in _FIELDS_OF_FILES):
             yield FILES, ""
         return
     name = (of or "").strip("[]")
