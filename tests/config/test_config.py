@@ -269,7 +269,7 @@ def test_an_invalid_description_of_servers(fields: dict[str, Any], message: str)
         ({"tools": ("read_file",)}, "tools"),
         ({"mcp_servers_json": servers(one="a")}, "mcp"),
         ({"mmproj": "mmproj.gguf"}, "media"),
-        ({"tts": "voice.gguf"}, "media"),
+        ({"tts": "voice.gguf"}, "speech"),
     ],
 )
 def test_an_extra_has_to_be_installed(

@@ -229,7 +229,7 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
     for is_used, extra, what in (
         (config.builtin_tools, "tools", "tools: the built-in tools need google-re2 and pathspec"),
         (config.mmproj, "media", "mmproj needs av and pillow"),
-        (config.tts not in (None, NO_SPEECH), "media", "tts needs av and pillow"),
+        (config.tts not in (None, NO_SPEECH), "speech", "tts needs sentencex and av"),
         (config.has_mcp_servers, "mcp", "MCP servers need the package mcp"),
         (config.web_fetch, "web", "web_fetch needs trafilatura"),
         (config.otel, "otel", "otel needs OpenTelemetry"),

@@ -11,6 +11,7 @@ EXTRAS = {
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "pdf": ("pypdfium2", "av", "PIL"),
     "ray": ("ray",),
+    "speech": ("sentencex", "av", "PIL"),
     "tools": ("re2", "pathspec"),
     "web": ("trafilatura",),
     "whisper": ("faster_whisper",),
