@@ -1,8 +1,8 @@
 """The inference engine: slots, continuous batching, the queue and the inference thread.
 
-It depends on the `Backend` protocol, not on llama.cpp, Trio or HTTP. `Engine` generates text and
-`EmbeddingEngine` makes embeddings. Commands arrive in an inbox and events leave through an outbox;
-all code in between is synchronous.
+It depends on the `Backend` protocol, not on llama.cpp, Trio or HTTP. `Engine` generates text,
+`EmbeddingEngine` makes embeddings and `SpeechEngine` speaks. Commands arrive in an inbox and events
+leave through an outbox; all code in between is synchronous.
 
 `engine` runs the steps. `scheduler` decides which requests have a slot, and which wait for a prefix
 that another one is about to prefill; `queue` orders the others, `strategy` decides how many prompt
@@ -17,6 +17,8 @@ from trioserve.engine.cache.prefix_cache import MAX_IDLE, CheckpointRules
 from trioserve.engine.drafts.ngrams import NgramDrafter, NgramRules
 from trioserve.engine.embedding import EmbeddingEngine
 from trioserve.engine.engine import Engine
+from trioserve.engine.speaker import SpeechBackend
+from trioserve.engine.speech import SpeechEngine
 from trioserve.engine.strategy import (
     AnswersFirst,
     Balanced,
@@ -44,5 +46,7 @@ __all__ = [
     "NgramDrafter",
     "NgramRules",
     "PrefillPriority",
+    "SpeechBackend",
+    "SpeechEngine",
     "load_strategy",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 import attrs
 import numpy as np
@@ -33,6 +33,9 @@ from trioserve.types import (
     TokenId,
     TokenProbs,
 )
+
+if TYPE_CHECKING:
+    from trioserve.engine.speaker import SpeechBackend
 
 
 @attrs.frozen
@@ -591,4 +594,4 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
 
 
 #: A model, as a loader returns it. The kind decides which requests a server accepts.
-AnyBackend = Backend | EmbeddingBackend
+AnyBackend: TypeAlias = "Backend | EmbeddingBackend | SpeechBackend"

@@ -19,14 +19,12 @@ import attrs
 import numpy as np
 
 from trioserve.engine.backend import EmbeddingBackend, Embeddings, Matrix, MediaPiece
-from trioserve.engine.decoder import Threads
 from trioserve.engine.encoder import Encoded, needs
-from trioserve.engine.loop import Cancel, Command, EngineLoop, Pause, Submit
-from trioserve.engine.queue import QueuedRequest, WaitingQueue, waiting_status
+from trioserve.engine.loop import Cancel, Command, Pause, Submit
+from trioserve.engine.slotted import SlottedEngine, SlottedRequest
 from trioserve.errors import (
     DecodeError,
     DecodeInterruptedError,
-    EngineError,
     InputTooLongError,
     InvalidRequestError,
     KVCacheFullError,
@@ -35,15 +33,12 @@ from trioserve.errors import (
     TrioServeError,
 )
 from trioserve.types import (
-    Admitted,
+    AnyTask,
     Embedded,
     EmbeddingTask,
-    EngineStatus,
-    Failed,
     MediaChunk,
     Prompt,
     SlotStatus,
-    Task,
     Timings,
     place_of,
 )
@@ -97,14 +92,13 @@ class Room:
 
 
 @attrs.define(eq=False)
-class EmbeddingState(QueuedRequest):
+class EmbeddingState(SlottedRequest):
     """The state of a task in the engine.
 
     The next cell for a batch is number `start` of text `index`.
     """
 
     task: EmbeddingTask
-    slot: int = -1
     index: int = 0
     start: int = 0
     n_done: int = 0  # cells
@@ -184,7 +178,7 @@ def _go_back(pieces: Sequence[Piece]) -> None:
         piece.request.index, piece.request.start = piece.index, piece.start
 
 
-class EmbeddingEngine(EngineLoop):
+class EmbeddingEngine(SlottedEngine[EmbeddingState]):
     """Makes embeddings of texts.
 
     Args:
@@ -200,11 +194,6 @@ class EmbeddingEngine(EngineLoop):
         self._backend = backend
         #: Combines a query and a document for a ranking model; see `EmbeddingBackend`.
         self.pair = backend.pair
-        self._threads = Threads(backend, encoder=self.encoder)
-        self._waiting: WaitingQueue[EmbeddingState] = WaitingQueue()
-        #: Those that share the batches; the first one begins the next batch.
-        self._running: deque[EmbeddingState] = deque()
-        self._free_slots = list(reversed(range(backend.n_slots)))
         #: The one text that comes in parts, from its first part to its last.
         self._long: Piece | None = None
         #: The request whose text waits for the end of it. No other long one begins before that.
@@ -221,7 +210,7 @@ class EmbeddingEngine(EngineLoop):
 
     # -- from any thread
 
-    def check(self, task: Task | EmbeddingTask) -> None:
+    def check(self, task: AnyTask) -> None:
         self.check_works()
         if not isinstance(task, EmbeddingTask):
             raise NotSupportedError("This engine makes embeddings, and no text.")
@@ -259,10 +248,7 @@ class EmbeddingEngine(EngineLoop):
             case Submit(EmbeddingTask() as task):
                 self._waiting.push(EmbeddingState(task))
             case Cancel(task_id):
-                self._waiting.remove(task_id)
-                for request in [one for one in self._running if one.task.id == task_id]:
-                    self._remove(request)
-                self._retract(task_id)
+                self._drop(task_id)
                 self._ask_for_media()
             case Encoded(chunk, TrioServeError() as error):
                 for request in list(self._running):
@@ -275,18 +261,12 @@ class EmbeddingEngine(EngineLoop):
                 pass  # no reader can leave tokens unread
 
     def _remove(self, request: EmbeddingState) -> None:
-        """Remove a request from its slot, and its cells from the context."""
-        self._running.remove(request)
-        self._free_slots.append(request.slot)
+        super()._remove(request)
         if self._long is not None and self._long.request is request:
             self._backend.forget(self._long.seq)
             self._long = None
         if self._next_long is request:
             self._next_long = None
-
-    def _fail(self, request: EmbeddingState, error: TrioServeError) -> None:
-        self._remove(request)
-        self._emit(Failed(request.task.id, error))
 
     def _step(self) -> bool:
         counters = self._counters
@@ -303,13 +283,8 @@ class EmbeddingEngine(EngineLoop):
             return False
         self._running.rotate(-1)
         if self._compute(pieces):
-            n_slots = len({id(piece.request) for piece in pieces})
             n_cells = sum(piece.n_cells for piece in pieces)
-            self._in_batch = (n_slots, 0, n_cells)
-            counters.decodes += 1
-            counters.busy_slots += n_slots
-            counters.prompt_tokens += n_cells
-            counters.prompt_queries = counters.prompt_tokens
+            self._count_batch((piece.request for piece in pieces), 0, n_cells)
             self._collect(pieces)
         counters.step_s += monotonic() - self.heartbeat
         counters.prompt_s = counters.step_s
@@ -318,24 +293,11 @@ class EmbeddingEngine(EngineLoop):
     def _rest(self) -> None:
         if not self._is_blocked:
             self._ask_for_media()
-        self._threads.rest()
-
-    def _admit(self) -> None:
-        for request in self._waiting:
-            if not self._free_slots:
-                return
-            self._waiting.admit(request)
-            request.admitted_at = self.heartbeat
-            request.slot = self._free_slots.pop()
-            self._running.append(request)
-            self._emit(Admitted(request.task.id, request.queue_ms))
+        super()._rest()
 
     def _ask_for_media(self) -> None:
         if self.encoder is not None:
             self.encoder.serve({request.task.id: request for request in self._running})
-
-    def _load(self) -> tuple[int, int]:
-        return len(self._running), len(self._waiting)
 
     # -- one step: pack
 
@@ -481,43 +443,18 @@ class EmbeddingEngine(EngineLoop):
         self._remove(request)
         self._emit(embedded)
 
-    # -- the end, and a look at it
+    # -- a look at it
 
-    def _fail_all(self, error: EngineError) -> None:
-        for request in (*self._running, *self._waiting):
-            self._emit(Failed(request.task.id, error))
-            self._waiting.remove(request.task.id)
-        self._running.clear()
+    def _n_held(self) -> int:
+        return 0 if self._long is None else self._long.stop
 
-    def _close(self) -> None:
-        self.end_helpers()
-        self._backend.close()
-
-    def status(self) -> EngineStatus:
-        n_held = 0 if self._long is None else self._long.stop
-        return EngineStatus(
-            slots=self._slots(),
-            waiting=waiting_status(self._waiting),
-            counters=attrs.evolve(
-                self._counters,
-                n_cells=self._backend.n_ctx,
-                n_cells_used=n_held,
-                n_cells_running=n_held,
-                **self._threads.counters(),
-            ),
+    def _slot_status(self, request: EmbeddingState) -> SlotStatus:
+        return SlotStatus(
+            id=request.slot,
+            state="prefill",
+            n_ctx=self.n_ctx_seq,
+            task_id=request.task.id,
+            n_prompt=len(request.task.prompt),
+            n_past=request.n_done,
+            encoding=request.awaits_media,
         )
-
-    def _slots(self) -> tuple[SlotStatus, ...]:
-        n_ctx = self.n_ctx_seq
-        slots = [SlotStatus(id=i, state="idle", n_ctx=n_ctx) for i in range(self.n_slots)]
-        for request in self._running:
-            slots[request.slot] = SlotStatus(
-                id=request.slot,
-                state="prefill",
-                n_ctx=n_ctx,
-                task_id=request.task.id,
-                n_prompt=len(request.task.prompt),
-                n_past=request.n_done,
-                encoding=request.awaits_media,
-            )
-        return tuple(slots)

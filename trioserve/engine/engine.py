@@ -38,9 +38,9 @@ from trioserve.errors import (
 from trioserve.types import (
     AdapterInfo,
     Admitted,
+    AnyTask,
     CacheRoot,
     Chunk,
-    EmbeddingTask,
     EngineStatus,
     Failed,
     FinishReason,
@@ -125,7 +125,7 @@ class Engine(EngineLoop):
         """True if `Prompt.divergence_points` help: sequences cannot be cut, and some are kept."""
         return self._cache.keeps_checkpoints
 
-    def check(self, task: Task | EmbeddingTask) -> None:
+    def check(self, task: AnyTask) -> None:
         """Refuse a task that can never run.
 
         Raises:

@@ -17,8 +17,8 @@ from trioserve.engine.encoder import Encoded, MediaEncoder
 from trioserve.errors import EngineError, InvalidMediaError, InvalidRequestError
 from trioserve.types import (
     AdapterInfo,
+    AnyTask,
     Chunks,
-    EmbeddingTask,
     EngineCounters,
     EngineEvent,
     EngineStatus,
@@ -26,7 +26,6 @@ from trioserve.types import (
     Prompt,
     Returned,
     StepRecord,
-    Task,
 )
 
 
@@ -34,7 +33,7 @@ from trioserve.types import (
 class Submit:
     """Command: run a task."""
 
-    task: Task | EmbeddingTask
+    task: AnyTask
 
 
 @attrs.frozen
@@ -198,7 +197,7 @@ class EngineLoop(abc.ABC):
 
     # -- from the event loop's thread
 
-    def submit(self, task: Task | EmbeddingTask) -> None:
+    def submit(self, task: AnyTask) -> None:
         """Run a task that `check` has let through. Its events come out of `take`.
 
         A batch of the background alone ends, unless the task is of the background, too.
@@ -390,7 +389,7 @@ class EngineLoop(abc.ABC):
     # -- what an engine does
 
     @abc.abstractmethod
-    def check(self, task: Task | EmbeddingTask) -> None:
+    def check(self, task: AnyTask) -> None:
         """Refuse a task that can never run, before it is submitted.
 
         Raises:

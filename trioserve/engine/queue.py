@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import attrs
 
-from trioserve.types import EmbeddingTask, Task, WaitingStatus
+from trioserve.types import AnyTask, Task, WaitingStatus
 
 #: After waiting for this many seconds, a task counts as one priority higher.
 AGEING_S = 10.0
@@ -18,7 +18,7 @@ AGEING_S = 10.0
 class QueuedRequest:
     """A task in an engine: whose turn it is, and since when."""
 
-    task: Task | EmbeddingTask
+    task: AnyTask
     submitted_at: float = attrs.field(init=False, factory=lambda: monotonic())
     admitted_at: float | None = attrs.field(init=False, default=None)
     #: It has had its turn, and lost its slot for want of cells.

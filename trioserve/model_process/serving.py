@@ -231,6 +231,7 @@ def _said(event: Event) -> Said:
         return Advanced(event)
     if isinstance(event, Finished):
         return Ended(event)
+    assert isinstance(event, Failed)
     return Erred(event.task_id, SentError.of(event.error))
 
 

@@ -34,16 +34,16 @@ from trioserve.errors import (
 from trioserve.log import get_logger
 from trioserve.types import (
     Admitted,
+    AnyTask,
     CancelReason,
     Chunk,
     Chunks,
-    EmbeddingTask,
     EngineEvent,
     Event,
     Preempted,
     Progress,
     Returned,
-    Task,
+    Sound,
     TokenId,
     TokenProbs,
 )
@@ -211,7 +211,9 @@ class Mailbox(Feed[Event]):
                 self.n_bytes += size_of(event.probs)
             return
         self.n_bytes += _EVENT_BYTES
-        if not isinstance(event, Progress):
+        if isinstance(event, Sound):
+            self.n_bytes += event.samples.nbytes
+        elif not isinstance(event, Progress):
             self.end()
 
     def _join_tokens(self) -> None:
@@ -303,7 +305,7 @@ class Dispatcher:
         self._count(mailbox, 1)
         return mailbox
 
-    def submit(self, task: Task | EmbeddingTask) -> None:
+    def submit(self, task: AnyTask) -> None:
         """Give the engine a task. If it is idle, it begins when the event loop goes to sleep: tasks
         that arrive together are computed together.
         """

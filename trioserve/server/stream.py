@@ -27,6 +27,7 @@ from trioserve.types import (
     Progress,
     Prompt,
     PromptScores,
+    Sound,
     TokenId,
     TokenProbs,
 )
@@ -132,6 +133,7 @@ class Stream:
             event = self._unread[-1]
         if isinstance(event, Failed):  # it stays unread, to be raised again
             raise event.error.again()
+        assert not isinstance(event, Sound)  # that is of another kind of task
         self._unread.pop()
         if isinstance(event, Finished):
             self.finished = event

@@ -1,7 +1,8 @@
 """Helpers for tests of programs that use trioserve, such as a backend that follows a script.
 
 `ScriptedBackend` takes the place of a model: no file, no llama.cpp, the same output each time.
-`ScriptedProjector` gives it eyes and ears, and `ToolScript` has it call tools.
+`ScriptedProjector` gives it eyes and ears, and `ToolScript` has it call tools. `ScriptedSpeaker`
+speaks, and `heard` reads what it has said.
 `stepping` runs an engine on the event loop itself, so that a `trio.testing.MockClock` is in
 charge of all the time there is.
 """
@@ -21,13 +22,16 @@ from trioserve.engine.loop import EngineLoop
 from trioserve.testing.backend import ScriptedBackend
 from trioserve.testing.projector import ScriptedProjector
 from trioserve.testing.scripts import ToolScript
+from trioserve.testing.speaker import ScriptedSpeaker, heard
 from trioserve.testing.vocab import byte_vocab
 
 __all__ = [
     "ScriptedBackend",
     "ScriptedProjector",
+    "ScriptedSpeaker",
     "ToolScript",
     "byte_vocab",
+    "heard",
     "scripted",
     "stepping",
 ]

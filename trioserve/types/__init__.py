@@ -29,6 +29,7 @@ from trioserve.types.events import (
     SlotState as SlotState,
     SlotStatus as SlotStatus,
     SlotTask as SlotTask,
+    Spoken as Spoken,
     StepRecord as StepRecord,
     Timings as Timings,
     TokenProb as TokenProb,
@@ -62,6 +63,12 @@ from trioserve.types.params import (
     SamplingParams as SamplingParams,
     Thinking as Thinking,
     TokenId as TokenId,
+)
+from trioserve.types.speech import (
+    AnyTask as AnyTask,
+    Sound as Sound,
+    SpeechTask as SpeechTask,
+    Voice as Voice,
 )
 from trioserve.types.task import (
     Adapters as Adapters,

@@ -11,6 +11,7 @@ import attrs
 
 from trioserve.types.media import CellKey
 from trioserve.types.params import GenerationParams, TokenId
+from trioserve.types.speech import Sound
 from trioserve.types.task import Adapters, CacheRoot
 
 if TYPE_CHECKING:
@@ -338,6 +339,24 @@ class Embedded(Finished):
     embeddings: tuple[NDArray[np.float32], ...] = ()
 
 
+@attrs.frozen(kw_only=True)
+class Spoken(Finished):
+    """The last event of a `SpeechTask` that went well.
+
+    The reason is `FinishReason.EOS`, or `FinishReason.LIMIT` if a text was not said to its end.
+    `timings` count frames as output, and rows before them as the prompt. `Timings.prompt_ms` ends
+    with the first frame.
+    """
+
+    @property
+    def n_frames(self) -> int:
+        return self.timings.predicted_n
+
+    @property
+    def n_prompt(self) -> int:
+        return self.timings.prompt_n
+
+
 @attrs.frozen
 class Failed:
     """The last event of a task that went wrong."""
@@ -356,7 +375,7 @@ class Returned:
 
 
 #: The events of a task that its request sees.
-Event = Progress | Chunk | Finished | Failed
+Event = Progress | Chunk | Sound | Finished | Failed
 #: The events of a task or a call that the engine sends.
 EngineEvent = Admitted | Preempted | Returned | Event
 

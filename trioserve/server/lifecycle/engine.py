@@ -33,6 +33,8 @@ from trioserve.engine import (
     Engine,
     NgramDrafter,
     NgramRules,
+    SpeechBackend,
+    SpeechEngine,
     load_strategy,
 )
 from trioserve.engine.helpers import start
@@ -145,6 +147,8 @@ def _make_loop(
 ) -> EngineLoop:
     if isinstance(backend, EmbeddingBackend):
         return EmbeddingEngine(backend, notify)
+    if isinstance(backend, SpeechBackend):
+        return SpeechEngine(backend, notify)
     cache_ram = config.cache_ram * 2**20
     if backend.spare_ram is not None:
         cache_ram = min(cache_ram, backend.spare_ram)
