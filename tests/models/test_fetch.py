@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
 from tests.hub.server import Hub
@@ -11,6 +12,7 @@ from trioserve.config import Config
 from trioserve.errors import HubError, InvalidRequestError, ModelLoadError
 from trioserve.models import BUNDLED, hub_reference, resolve, resolve_projector
 from trioserve.models.fetch import fetch, is_local
+from trioserve.models.speech import SpeechFiles, resolve_speech
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +88,42 @@ async def test_a_draft_model_of_the_hub() -> None:
     assert (await fetch(Config(spec_draft_model="user/draft"))).spec_draft_model == (
         config.spec_draft_model
     )
+
+
+VOICE = {"v-Q8_0.gguf": b"voice" * 500, "mmproj-v-F16.gguf": b"sound" * 500}
+
+
+def contents(*paths: str | None) -> list[bytes]:
+    return [Path(path or "").read_bytes() for path in paths]
+
+
+async def test_a_speech_model_of_the_hub_comes_with_its_projector(hub: Hub) -> None:
+    hub.add("user/voice", {"v-Q8_0.gguf": VOICE["v-Q8_0.gguf"]})
+    alone = await fetch(Config(model="x.gguf", tts="user/voice"))
+    assert (alone.model, alone.tts_mmproj) == ("x.gguf", None)
+    hub.add("user/voice", VOICE)
+    assert (await fetch(Config(tts="user/voice", offline=True))).tts_mmproj is None
+    found = await fetch(Config(tts="user/voice"))  # which has the model already
+    assert contents(found.tts, found.tts_mmproj) == [*VOICE.values()]
+    hub.asked.clear()
+    assert await fetch(Config(tts="user/voice:Q8_0")) == found
+    assert hub.asked == []
+    assert resolve_speech(found) == SpeechFiles(Path(found.tts or ""), Path(found.tts_mmproj or ""))
+    own = await fetch(Config(tts="user/voice", tts_mmproj="p.gguf"))
+    assert (own.tts, own.tts_mmproj) == (found.tts, "p.gguf")
+
+
+async def test_a_speech_model_at_an_address(hub: Hub) -> None:
+    hub.add("user/voice", VOICE)
+    urls = (f"{hub.url}/user/voice/resolve/main/{name}" for name in VOICE)
+    config = Config(**dict(zip(("tts", "tts_mmproj"), urls, strict=True)))
+    assert not is_local(config)
+    found = await fetch(config)
+    assert contents(found.tts, found.tts_mmproj) == [*VOICE.values()]
+    assert is_local(found)
+    assert await fetch(attrs.evolve(config, offline=True)) == attrs.evolve(found, offline=True)
+    with pytest.raises(ModelLoadError, match="There is no file user/none, and no such model"):
+        await fetch(Config(tts="user/none"))
 
 
 async def test_what_is_in_the_cache_is_taken_without_asking(hub: Hub) -> None:

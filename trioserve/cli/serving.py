@@ -129,6 +129,7 @@ def check_models(config: Config) -> None:
     from trioserve.models.gguf import check_file
     from trioserve.models.hub.cache import is_offline
     from trioserve.models.hub.reference import HubReference
+    from trioserve.models.speech import resolve_speech
 
     for name in filter(None, (config.hf_repo, config.spec_draft_hf)):
         HubReference.parse(name)
@@ -138,6 +139,9 @@ def check_models(config: Config) -> None:
         check_file(resolve(config.model))
         if config.spec_draft_model is not None:
             check_file(resolve(config.spec_draft_model))
+        if (speech := resolve_speech(config)) is not None:
+            check_file(speech.model)
+            check_file(speech.projector)
 
 
 def _check_files(config: Config) -> None:

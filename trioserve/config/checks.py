@@ -34,6 +34,9 @@ ALL_TOOLS = "all"
 #: Stands for no model in `tts`.
 NO_SPEECH = "none"
 
+#: The fields that need such a model.
+OF_SPEECH = frozenset({"tts_mmproj", "tts_voices", "tts_speaker_file", "tts_lang"})
+
 #: The search engines that have a name, and the variables of the environment with their keys.
 WEB_SEARCH_KEYS = {"brave": "BRAVE_API_KEY", "tavily": "TAVILY_API_KEY"}
 
@@ -212,7 +215,7 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
     yield from _conflicts_of_drafts(config)
     # The bundled model may speak.
     is_mute = config.tts == NO_SPEECH or (config.tts is None and config.model_named is not None)
-    for field in ("tts_mmproj", "tts_voices", "tts_speaker_file", "tts_lang"):
+    for field in sorted(OF_SPEECH):
         has_no_effect = is_mute or (field == "tts_mmproj" and config.tts is None)
         yield (
             has_no_effect and getattr(config, field) is not None,

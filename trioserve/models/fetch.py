@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 
 def is_local(config: Config) -> bool:
     """Return True if the files of the models are named, and none has to be looked for."""
-    named = (config.model, config.spec_draft_model)
+    named = (config.model, config.spec_draft_model, config.tts)
     return (
         config.hf_repo is config.model_url is config.spec_draft_hf is config.mmproj_url is None
         and not any(text is not None and hub_reference(text) for text in named)
+        and not any(map(is_address, filter(None, (config.tts, config.tts_mmproj))))
     )  # fmt: skip
+
+
+def is_address(text: str) -> bool:
+    """Return True if the name of a model is the address of a file."""
+    return hub_reference(text) is None and text.startswith(("http://", "https://"))
 
 
 async def fetch(
@@ -73,10 +79,26 @@ async def fetch(
     if config.mmproj_url is not None:
         path = await files.at(config.mmproj_url, config.mmproj)
         config = attrs.evolve(config, mmproj=path, mmproj_url=None)
+    config = await _with_speech(config, files)
     draft = await files.of(config.spec_draft_model, config.spec_draft_hf, wanted=config.head_types)
     if draft is None:
         return config
     return attrs.evolve(config, spec_draft_model=str(draft.files[0]), spec_draft_hf=None)
+
+
+async def _with_speech(config: Config, files: _Files) -> Config:
+    """Put paths in the place of the names of the model that speaks and of its projector."""
+    model, projector = config.tts, config.tts_mmproj
+    found = await files.of(model, None, needs_projector=projector is None)
+    if found is not None:
+        model = str(found.files[0])
+        if projector is None and found.mmproj is not None:
+            projector = str(found.mmproj)
+    elif model is not None and is_address(model):
+        model = await files.at(model, None)
+    if projector is not None and is_address(projector):
+        projector = await files.at(projector, None)
+    return attrs.evolve(config, tts=model, tts_mmproj=projector)
 
 
 class _Files:
@@ -96,24 +118,27 @@ class _Files:
         file: str | None = None,
         *,
         with_projector: bool = False,
+        needs_projector: bool = False,
         heads: tuple[str, ...] = (),
         wanted: tuple[str, ...] = (),
     ) -> HubModel | None:
         """Find the model that two fields name; None: they name a file, or nothing.
 
-        `heads` are the types of drafts that it may have a head for, and `wanted` those of the heads
-        that may be found in its place.
+        A projector that it needs is downloaded, even if the model is in the cache. `heads` are the
+        types of drafts that it may have a head for, and `wanted` those of the heads that may be
+        found in its place.
         """
         from trioserve.models.hub import HubReference
 
         if on_hub is not None:
             reference = HubReference.parse(on_hub, file=file, heads=wanted)
-            return await self._model(reference, with_projector, heads)
+            return await self._model(reference, with_projector, needs_projector, heads)
         named = None if text is None else hub_reference(text)
         if named is None:
             return None
         try:
-            return await self._model(attrs.evolve(named, heads=wanted), with_projector, heads)
+            reference = attrs.evolve(named, heads=wanted)
+            return await self._model(reference, with_projector, needs_projector, heads)
         except HubError as error:
             raise ModelLoadError(
                 f"There is no file {text}, and no such model can be downloaded: {error.message}"
@@ -135,19 +160,23 @@ class _Files:
         return str(found)
 
     async def _model(
-        self, reference: HubReference, with_projector: bool, heads: tuple[str, ...]
+        self,
+        reference: HubReference,
+        with_projector: bool,
+        needs_projector: bool,
+        heads: tuple[str, ...],
     ) -> HubModel:
         from trioserve.models import hub
 
         model = await trio.to_thread.run_sync(hub.find, reference)
-        if model is not None:
+        if model is not None and (self._offline or model.mmproj or not needs_projector):
             return model
         if self._offline:
             self._refuse(str(reference))
         return await hub.pull(
             reference,
             token=self._config.hf_token,
-            with_projector=with_projector,
+            with_projector=with_projector or needs_projector,
             heads=heads,
             on_progress=self._on_progress,
         )

@@ -58,6 +58,19 @@ def test_a_file_an_address_and_a_draft_model(
     assert [model.name for model in cached_models()] == ["user/draft:Q8_0", "user/repo:F16"]
 
 
+def test_a_speech_model_comes_with_its_projector(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add("user/voice", {"v-Q8_0.gguf": MODEL, "mmproj-F16.gguf": b"sound"})
+    assert main(["pull", "--tts", "user/voice"]) == 0
+    assert said(capsys)[0].splitlines()[1] == "with its projector, mmproj-F16.gguf"
+    url = f"{hub.cdn_url}/user/repo/m-Q8_0.gguf"
+    assert main(["pull", REPO, "--tts", url]) == 0
+    path, repo, _ = said(capsys)[0].splitlines()
+    assert Path(path).read_bytes() == MODEL
+    assert repo.startswith("user/repo:Q8_0")
+
+
 def test_a_head_for_drafts_comes_along(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"m-Q8_0.gguf": MODEL, "mtp-m-Q8_0.gguf": b"head", "eagle3-m-Q8_0.gguf": b"other"}
     hub.add("user/drafts", files)

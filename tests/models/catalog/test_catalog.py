@@ -13,7 +13,7 @@ import pytest
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
-from trioserve.models import BUNDLED, BUNDLED_PROJECTOR
+from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, speech
 from trioserve.models.catalog import (
     Catalog,
     CatalogChanges,
@@ -24,6 +24,7 @@ from trioserve.models.catalog import (
     environment_of_children,
 )
 from trioserve.models.hub import HubModel
+from trioserve.models.speech import SpeechFiles
 
 
 @pytest.fixture(autouse=True)
@@ -289,6 +290,42 @@ def test_the_bundled_model_has_its_projector() -> None:
         assert config(entry).mmproj == str(BUNDLED_PROJECTOR)
     (entry,) = one_model("--no-mmproj").entries.values()
     assert config(entry).mmproj is None
+
+
+def test_the_bundled_model_has_its_voice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    voice = SpeechFiles(tmp_path / "voice.gguf", tmp_path / "mmproj.gguf")
+    monkeypatch.setattr(speech, "BUNDLED_VOICE", voice)
+
+    def spoken_by(*argv: str) -> list[tuple[str | None, str | None]]:
+        entries = [*Catalog(parse(argv, {}).config, argv, {}).entries.values()]
+        entries += one_model(*argv).entries.values()
+        return [(config(one).tts, config(one).tts_mmproj) for one in entries]
+
+    assert spoken_by() == [(None, None)] * 2
+    voice.model.touch()
+    voice.projector.touch()
+    files = str(voice.model), str(voice.projector)
+    assert spoken_by() == [files] * 2
+    assert spoken_by("--tts-lang", "de") == [files] * 2
+    assert spoken_by("--tts", "none") == [("none", None)] * 2
+    assert spoken_by("--tts", "v.gguf") == [("v.gguf", None)] * 2
+    assert spoken_by("--embeddings") == [(None, None)] * 2
+    local(tmp_path, "m")
+    assert spoken_by("--models-dir", str(tmp_path / "models")).count((None, None)) == 1
+
+
+def test_settings_of_speech_are_for_the_models_that_speak(tmp_path: Path) -> None:
+    for name in ("dumb", "speaks", "wrong"):
+        local(tmp_path, name)
+    preset = "[speaks]\ntts = v.gguf\n[wrong]\ntts-lang = fr\n"
+    entries = catalog(tmp_path, "--tts-lang", "de", preset=preset).entries
+    found = {name: config(one) for name, one in entries.items() if name != "wrong"}
+    assert {name: (one.tts, one.tts_lang) for name, one in found.items()} == {
+        "bundled": (None, None),
+        "dumb": (None, None),
+        "speaks": ("v.gguf", "de"),
+    }
+    assert "--tts-lang" in entries["wrong"].args  # so that starting it says why it cannot be
 
 
 def one_model(*argv: str, **environ: str) -> OneModel:

@@ -71,7 +71,7 @@ COMMANDS: Mapping[str, Command] = {
         "[MODEL ...]",
         "download models from the hub into the cache, or what is new of them",
         "MODEL is USER/REPO or USER/REPO:QUANT. The flags that name a model work, too: --hf-file,\n"
-        "--model-url, or --gpt-oss-20b-default and the like. What was begun is continued.\n",
+        "--model-url, --tts, or --gpt-oss-20b-default and the like. What was begun is continued.\n",
         function="cache.pull",
     ),
     "list": Command(

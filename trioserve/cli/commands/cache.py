@@ -13,7 +13,8 @@ from trioserve.cli.signals import run_until_signal
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
-from trioserve.models import TOY
+from trioserve.models import TOY, hub_reference
+from trioserve.models.fetch import is_address
 from trioserve.models.head_families import FILE_WORDS
 from trioserve.units import bytes_text
 
@@ -26,7 +27,7 @@ def pull(given: Arguments) -> int:
     for config in configs:
         if config.offline:
             raise ConfigError("pull is there to download, so --offline cannot be used with it")
-        if config.hf_repo is config.model_url is None:
+        if config.hf_repo is config.model_url is config.tts is None:
             raise ConfigError("name a model, such as trioserve pull ggml-org/gemma-3-4b-it-GGUF")
 
     async def work() -> None:
@@ -43,21 +44,24 @@ async def _pull(config: Config) -> None:
     from trioserve.models import hub
 
     with DownloadReport(sys.stderr) as report:
-        if config.model_url is not None:
-            path = None if config.model is None else Path(config.model)
-            pulled = await hub.pull_url(
-                config.model_url, path, token=config.hf_token, on_progress=report
-            )
+        path = None if config.model is None else Path(config.model)
+        addresses = [(config.model_url, path), (config.tts, None), (config.tts_mmproj, None)]
+        for url, place in addresses:
+            if url is None or not is_address(url):
+                continue
+            pulled = await hub.pull_url(url, place, token=config.hf_token, on_progress=report)
             report.end()
             print(pulled)
-        for name, file in ((config.hf_repo, config.hf_file), (config.spec_draft_hf, None)):
+        speaks = config.tts if config.tts and hub_reference(config.tts) else None
+        named = [(config.hf_repo, config.hf_file), (config.spec_draft_hf, None), (speaks, None)]
+        for name, file in named:
             if name is None:
                 continue
             is_main, heads = name == config.hf_repo, config.head_types
             model = await hub.pull(
                 hub.HubReference.parse(name, file=file, heads=() if is_main else heads),
                 token=config.hf_token,
-                with_projector=config.mmproj_auto and is_main,
+                with_projector=name == speaks or (config.mmproj_auto and is_main),
                 heads=(heads or FILE_WORDS) if is_main else (),
                 on_progress=report,
             )

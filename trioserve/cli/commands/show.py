@@ -131,7 +131,7 @@ def on_disk(config: Config) -> Config:
     try:
         return trio.run(fetch, attrs.evolve(config, offline=True))
     except ModelLoadError as error:
-        named = " or ".join(filter(None, (config.model_named, config.spec_draft_hf)))
+        named = " or ".join(filter(None, (config.model_named, config.spec_draft_hf, config.tts)))
         raise UnknownModelError(
             f"The model {named} is not on this machine yet; trioserve pull downloads it."
         ) from error

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import attrs
 
 from trioserve.config import Config, readers
+from trioserve.config.checks import NO_SPEECH, OF_SPEECH
 from trioserve.config.extras import has_extra
 from trioserve.config.keys import Key, check_model
 from trioserve.config.parse import Options
@@ -21,7 +22,7 @@ from trioserve.errors import (
     UnknownModelError,
 )
 from trioserve.left_out import answer_another
-from trioserve.models import BUNDLED, BUNDLED_NAME, BUNDLED_PROJECTOR, hub_reference
+from trioserve.models import BUNDLED, BUNDLED_NAME, BUNDLED_PROJECTOR, hub_reference, speech
 from trioserve.models.catalog.files import ModelFiles, Source, models_in
 from trioserve.models.catalog.presets import (
     Preset,
@@ -483,6 +484,11 @@ class _Builder:
             self.copied |= {path, self._draft(options)}
         if found is not None and found.mmproj is not None and _takes_projector(options):
             options["mmproj"] = ("--mmproj", str(found.mmproj))
+        if found is not None and found.source is Source.BUNDLED and _takes_voice(options):
+            options["tts"] = ("--tts", str(speech.BUNDLED_VOICE.model))
+            options["tts_mmproj"] = ("--tts-mmproj", str(speech.BUNDLED_VOICE.projector))
+        if _value(options, "tts") in ("", NO_SPEECH):  # what is set for all is for the others
+            options = {**without(options, OF_SPEECH - own.options.keys())}
         mmproj = _value(options, "mmproj")
         return ModelEntry(
             name=name,
@@ -527,6 +533,12 @@ def _takes_projector(options: Options) -> bool:
     is_off = options.get("mmproj_auto", ("--mmproj-auto",)) != ("--mmproj-auto",)
     others = ("mmproj", "mmproj_url", "embeddings", "reranking")
     return has_extra("media") and not is_off and options.keys().isdisjoint(others)
+
+
+def _takes_voice(options: Options) -> bool:
+    """Return True if the bundled model speaks with the bundled voice."""
+    is_free = options.keys().isdisjoint(("tts", "embeddings", "reranking"))
+    return is_free and has_extra("media") and speech.BUNDLED_VOICE.are_there
 
 
 def _value(options: Options, field: str) -> str:
