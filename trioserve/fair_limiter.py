@@ -272,6 +272,9 @@ class LimiterOfRun:
 #: of the time.
 text_threads = LimiterOfRun(4, 3)
 
+#: Threads that encode speech. Each takes a few milliseconds a second of sound.
+sound_threads = LimiterOfRun(4, 3)
+
 #: Calls of tools that run at the same time: each may start processes.
 tool_calls = LimiterOfRun(40, 32)
 

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trioserve.media.encode import CONTENT_TYPES, RATE, SOUND_FORMATS, SoundEncoder, SoundFormat
+from trioserve.media.encode import (
+    CONTENT_TYPES,
+    RATE,
+    SOUND_FORMATS,
+    SoundEncoder,
+    SoundFormat,
+    Tempo,
+)
 
 #: Seconds that an encoder may add: its frames have one length, and some begin with silence.
 _ADDED = {"mp3": 0.11, "aac": 0.11, "opus": 0.03}
@@ -29,9 +36,8 @@ def encode(
     *,
     step: int,
     rate: int = RATE,
-    speed: float = 1.0,
 ) -> list[bytes]:
-    encoder = SoundEncoder(format, rate, speed)
+    encoder = SoundEncoder(format, rate)
     pieces = [encoder.feed(samples[i : i + step]) for i in range(0, len(samples), step)]
     return [*pieces, encoder.finish()]
 
@@ -79,12 +85,21 @@ def test_bytes_come_while_there_is_more_to_encode(format: SoundFormat) -> None:
 
 @pytest.mark.parametrize("speed", [0.25, 0.5, 0.8, 1.3, 2.0, 4.0])
 def test_speed_changes_the_length_and_not_the_pitch(speed: float) -> None:
-    made = decode("pcm", b"".join(encode("pcm", tones(3.0), step=1920, speed=speed)))
+    tempo, given = Tempo(RATE, speed), tones(3.0)
+    parts = [tempo.feed(given[i : i + 1920]) for i in range(0, len(given), 1920)]
+    made = np.concatenate([*parts, tempo.finish()])
+    assert made.dtype == np.float32
+    assert sum(map(len, parts[: len(parts) // 2])) > 0.3 * len(made)  # it comes meanwhile
     assert len(made) / RATE == pytest.approx(3.0 / speed, abs=0.1)
     middle = made[len(made) // 4 : -len(made) // 4]
     spectrum = np.abs(np.fft.rfft(middle * np.hanning(len(middle))))
     loudest = np.argmax(spectrum) * RATE / len(middle)
     assert loudest == pytest.approx(440, abs=8)
+
+
+def test_nothing_has_a_speed_too() -> None:
+    tempo = Tempo(RATE, 2.0)
+    assert len(tempo.feed(tones(0.0))) == len(tempo.finish()) == 0
 
 
 @pytest.mark.parametrize("rate", [16000, 48000])

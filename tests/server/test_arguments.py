@@ -21,9 +21,11 @@ from trioserve.server.keywords import (
     CompletionFields,
     ContextFields,
     RenderFields,
+    SpeechFields,
     TranscriptionFields,
 )
 from trioserve.server.runs.params import RunFields, RunParams
+from trioserve.server.speech.speech import SpeechParams
 from trioserve.server.stream import read_all
 from trioserve.server.transcription.transcript import TranscriptionParams
 from trioserve.testing import ScriptedBackend, scripted, stepping
@@ -76,6 +78,7 @@ def test_the_keywords_are_the_fields_of_the_classes() -> None:
         ChatFields: context | completion | chat,
         RunFields: context | completion | chat - {"tools"} | fields_of(RunParams),
         TranscriptionFields: context | fields_of(TranscriptionParams),
+        SpeechFields: context | fields_of(SpeechParams),
     }
     for keywords, names in expected.items():
         assert set(get_type_hints(keywords)) == names, keywords

@@ -453,6 +453,9 @@ class Backend(ModelBackend, AdapterBackend, Protocol):
     def embedder(self) -> EmbeddingBackend:
         """Make a context for embeddings, which keeps the weights. Raises ModelLoadError."""
 
+    #: Loads the model that speaks, or raises ModelLoadError; None: none is configured.
+    speaker: Callable[[], SpeechBackend] | None
+
     def decode(self) -> None:
         """Run the batch.
 
@@ -593,5 +596,5 @@ class EmbeddingBackend(ModelBackend, abc.ABC):
         """Remove all tokens of a sequence."""
 
 
-#: A model, as a loader returns it. The kind decides which requests a server accepts.
+#: A model. The kind decides which requests a server accepts.
 AnyBackend: TypeAlias = "Backend | EmbeddingBackend | SpeechBackend"

@@ -84,6 +84,7 @@ class Engine(EngineLoop):
         self.compile = backend.compile
         self.write_state, self.read_state = backend.write_state, backend.read_state
         self.embedding_pooling, self.make_embedder = backend.embedding_pooling, backend.embedder
+        self.load_speaker = backend.speaker
         self._backend = backend
         self._cache = PrefixCache(
             backend, cache_ram, max_idle=max_idle, checkpoints=checkpoints, disk=disk

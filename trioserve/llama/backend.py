@@ -11,6 +11,7 @@ import attrs
 
 from trioserve.config import Config
 from trioserve.engine.backend import KVMemory, MediaPiece
+from trioserve.engine.speaker import SpeechBackend
 from trioserve.errors import InvalidRequestError, ModelLoadError, NotSupportedError
 from trioserve.llama import head_loading, head_texts, identity, sampler_chain, state_file
 from trioserve.llama.adapters import LoadedAdapters, apply_control_vectors
@@ -167,6 +168,9 @@ class LlamaBackend:
                 backend.drafters = (load_drafter(model, context, config, draft_progress),)
             made.pop_all()
         return backend
+
+    #: As `Backend` has it.
+    speaker: Callable[[], SpeechBackend] | None = None
 
     @property
     def embedding_pooling(self) -> str | None:

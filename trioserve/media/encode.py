@@ -79,49 +79,105 @@ class _Written:
         return data
 
 
+class _Filter:
+    """Filters of FFmpeg for the sound of one channel, one after another."""
+
+    def __init__(self, rate: int, *filters: tuple[str, str]) -> None:
+        av = import_module("av")
+        self._make_frame, self._rate, self._n_read = av.AudioFrame.from_ndarray, rate, 0
+        self._pauses = (av.error.BlockingIOError, av.error.EOFError)
+        self._graph: Graph = import_module("av.filter").Graph()
+        self._graph.threads = 1
+        source = self._graph.add_abuffer(
+            sample_rate=rate, format="flt", layout="mono", time_base=Fraction(1, rate)
+        )
+        rest = [self._graph.add(name, value) for name, value in filters]
+        self._graph.link_nodes(source, *rest, self._graph.add("abuffersink")).configure()
+
+    def push(self, samples: Samples) -> Iterator[AudioFrame]:
+        """Put in samples, of shape (n,), and take out what is ready."""
+        if not len(samples):
+            return
+        frame = self._make_frame(
+            np.ascontiguousarray(samples[np.newaxis], np.float32), "flt", "mono"
+        )
+        frame.sample_rate, frame.pts = self._rate, self._n_read
+        self._n_read += len(samples)
+        yield from self._through(frame)
+
+    def end(self) -> Iterator[AudioFrame]:
+        """Take out the rest."""
+        if self._n_read:
+            yield from self._through(None)
+
+    def _through(self, frame: AudioFrame | None) -> Iterator[AudioFrame]:
+        self._graph.push(frame)
+        with suppress(*self._pauses):
+            while True:
+                yield cast("AudioFrame", self._graph.pull())
+
+
+class Tempo:
+    """Makes speech faster or slower, with the same pitch. Used as `SoundEncoder`.
+
+    Args:
+        rate: the sample rate, in Hz.
+        speed: within `SPEEDS`.
+    """
+
+    def __init__(self, rate: int, speed: float) -> None:
+        # One filter does not take less than 0.5, and above 2 it leaves parts out.
+        n = 1 if 0.5 <= speed <= 2 else 2
+        self._filter = _Filter(rate, *[("atempo", repr(speed ** (1 / n)))] * n)
+
+    def feed(self, samples: Samples) -> Samples:
+        """Change the next samples, of shape (n,). Some may come later."""
+        return _joined(self._filter.push(samples))
+
+    def finish(self) -> Samples:
+        """Return the rest of the samples. It must be called at most once."""
+        return _joined(self._filter.end())
+
+
+def _joined(frames: Iterator[AudioFrame]) -> Samples:
+    parts = [frame.to_ndarray()[0] for frame in frames]
+    return np.concatenate([np.empty(0, np.float32), *parts], dtype=np.float32)
+
+
 class SoundEncoder:
-    """Encodes sound of one channel, faster or slower, and gives the bytes as they are ready.
+    """Encodes sound of one channel, and gives the bytes as they are ready.
 
     Not for the event loop. One thread uses it at a time; `close` frees it, also before its end.
 
     Args:
         format: of the bytes.
         rate: the sample rate of the input, in Hz.
-        speed: within `SPEEDS`; the pitch stays the same.
     """
 
-    def __init__(self, format: SoundFormat, rate: int, speed: float = 1.0) -> None:
+    def __init__(self, format: SoundFormat, rate: int) -> None:
         av, form = import_module("av"), _FORMS[format]
         av.logging.set_level(None)
-        self._written, self._n_read, self._rate = _Written(), 0, rate
+        self._written = _Written()
         options = {**form.options, "flush_packets": "1", "fflags": "+bitexact"}
         opened = av.open(self._written, "w", format=form.container, options=options)
         self._container: OutputContainer = opened
-        codec: AudioStream = self._container.add_stream(
+        self._codec: AudioStream = self._container.add_stream(
             form.codec, rate=RATE, layout="mono", options=dict(form.of_codec)
         )
         if form.bit_rate:
-            codec.bit_rate = form.bit_rate
-        codec.codec_context.thread_count = 1
-        self._codec, self._make_frame = codec, av.AudioFrame.from_ndarray
-        self._errors = (av.error.BlockingIOError, av.error.EOFError)
-        self._graph = _make_graph(rate, speed)
+            self._codec.bit_rate = form.bit_rate
+        self._codec.codec_context.thread_count = 1
+        self._resampled = _Filter(rate, ("aresample", str(RATE)))
         self._container.start_encoding()  # writes the header, also if nothing follows
 
     def feed(self, samples: Samples) -> bytes:
         """Encode the next samples, of shape (n,). The bytes of some may come later."""
-        if len(samples):
-            clipped = np.clip(samples, -1.0, 1.0)[np.newaxis]
-            frame = self._make_frame(np.ascontiguousarray(clipped, np.float32), "flt", "mono")
-            frame.sample_rate, frame.pts = self._rate, self._n_read
-            self._n_read += len(samples)
-            self._encode(frame)
+        self._encode(self._resampled.push(np.clip(samples, -1.0, 1.0)))
         return self._written.take()
 
     def finish(self) -> bytes:
         """Encode the end, and return the rest of the bytes. It must be called at most once."""
-        if self._n_read:
-            self._encode(None)
+        self._encode(self._resampled.end())
         self._container.mux(self._codec.encode(None))
         self.close()
         return self._written.take()
@@ -130,34 +186,7 @@ class SoundEncoder:
         """Free the encoder."""
         self._container.close()
 
-    def _encode(self, frame: AudioFrame | None) -> None:
-        for piece in self._push(frame):
-            self._container.mux(self._codec.encode(piece))
-
-    def _push(self, frame: AudioFrame | None) -> Iterator[AudioFrame]:
-        self._graph.push(frame)
-        with suppress(*self._errors):
-            while True:
-                piece = cast("AudioFrame", self._graph.pull())
-                piece.pts = None  # the encoder counts samples itself
-                yield piece
-
-
-def _make_graph(rate: int, speed: float) -> Graph:
-    """Make the filters of a speed, which end at `RATE`."""
-    graph: Graph = import_module("av.filter").Graph()
-    graph.threads = 1
-    time_base = Fraction(1, rate)
-    source = graph.add_abuffer(sample_rate=rate, format="flt", layout="mono", time_base=time_base)
-    tempos = [graph.add("atempo", repr(factor)) for factor in _factors(speed)]
-    resampled = graph.add("aresample", str(RATE))
-    graph.link_nodes(source, *tempos, resampled, graph.add("abuffersink")).configure()
-    return graph
-
-
-def _factors(speed: float) -> list[float]:
-    """Split a speed into factors from 0.5 to 2: beyond, the filter leaves parts out."""
-    if speed == 1:
-        return []
-    n = 1 if 0.5 <= speed <= 2 else 2
-    return [speed ** (1 / n)] * n
+    def _encode(self, frames: Iterator[AudioFrame]) -> None:
+        for frame in frames:
+            frame.pts = None  # the encoder counts samples itself
+            self._container.mux(self._codec.encode(frame))

@@ -14,7 +14,7 @@ from trioserve.chat.messages import Messages as ParsedMessages, parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.concurrency import Gate, alongside
 from trioserve.config import Config
-from trioserve.errors import ServerSleepingError, TrioServeError
+from trioserve.errors import NotSupportedError, ServerSleepingError, TrioServeError
 from trioserve.fair_limiter import offload
 from trioserve.model_process.connection import Line, OpenCall, ask
 from trioserve.model_process.questions import as_tuples
@@ -29,6 +29,7 @@ from trioserve.server.model import LoadedModel
 from trioserve.server.model_server import ModelServer
 from trioserve.server.observers.observer import Observer
 from trioserve.server.prompts.text import AnyPrompt, Messages, n_chars
+from trioserve.server.speech.speech import SpeechParams, SpeechStream
 from trioserve.server.stream import Stream
 from trioserve.server.transcription.transcript import TranscriptionParams, TranscriptStream
 from trioserve.tools.registry import ToolRegistry
@@ -188,6 +189,12 @@ class ChildServer(ModelServer):
 
             async with alongside(follow):
                 yield stream
+
+    def speaking(
+        self, text: str, params: SpeechParams, context: RequestContext = ANYONE
+    ) -> AbstractAsyncContextManager[SpeechStream]:
+        """See `ModelServer`."""
+        raise NotSupportedError("Models in other processes do not speak yet.")
 
     async def render(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Unpack[RenderFields]

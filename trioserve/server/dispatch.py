@@ -167,7 +167,8 @@ class Mailbox(Feed[Event]):
         self.had_slot = False  # it has one now, or had one before it was preempted
         #: Called before its first slot counts. Raises TrioServeError if it is not to run any more.
         self.check_slot: Callable[[], object] | None = None
-        self.n_output = 0  # tokens generated, read or not
+        self.n_output = 0  # tokens generated, or frames of sound, read or not
+        self.n_samples = 1  # of sound in a frame
         self.n_unread = 0  # unread tokens
         self.n_bytes = 0  # approximate bytes of the unread events
         self.deadline = math.inf
@@ -212,6 +213,7 @@ class Mailbox(Feed[Event]):
             return
         self.n_bytes += _EVENT_BYTES
         if isinstance(event, Sound):
+            self.n_output += len(event.samples) // self.n_samples
             self.n_bytes += event.samples.nbytes
         elif not isinstance(event, Progress):
             self.end()

@@ -118,6 +118,19 @@ class TranscriptionFields(ContextFields, total=False):
     logprobs: bool
 
 
+class SpeechFields(ContextFields, total=False):
+    """The fields of `SpeechParams`, and those of the context."""
+
+    voice: str
+    language: str
+    speed: float
+    seed: int
+    top_k: int
+    top_p: float
+    priority: int
+    param: str
+
+
 def take_context(fields: dict[str, Any], base: RequestContext = ANYONE) -> RequestContext:
     """Take the fields of the context of a call. Its deadline is a cancel scope of the caller."""
     refuse({name: fields[name] for name in _OF_APIS & fields.keys()})

@@ -80,11 +80,15 @@ class LoadedModel:
     pooling: str | None = None
     #: The pooling of embeddings, also of a model that generates text; None: it makes none.
     embedding_pooling: str | None = None
+    #: The voices that texts are spoken with; None: the server does not speak.
+    voices: Sequence[str] | None = None
     #: The classes of a model that classifies; a reranker has at most one, or says yes or no.
     classes: Sequence[str] = ()
 
     @classmethod
-    def introduce(cls, engine: EngineLoop, config: Config) -> Self:
+    def introduce(
+        cls, engine: EngineLoop, config: Config, voices: Sequence[str] | None = None
+    ) -> Self:
         """Read the properties of a model. It is slow: it compiles the template and tries it out.
 
         Raises:
@@ -123,6 +127,7 @@ class LoadedModel:
             has_whisper=config.transcription_model is not None,
             pooling=pooling,
             embedding_pooling=engine.embedding_pooling if isinstance(engine, Engine) else pooling,
+            voices=voices,
             classes=engine.labels if isinstance(engine, EmbeddingEngine) else (),
             has_chat_template=has_template if pooling is None else None,
             context_advice=_context_advice(engine, config),
@@ -170,6 +175,13 @@ class LoadedModel:
             raise NotSupportedError(
                 "The current model does not support audio input. Start the server with a model "
                 "that hears, and its `--mmproj`, or with `--transcription-model`"
+            )
+
+    def check_speaks(self) -> None:
+        """Check that the server speaks. Raises NotSupportedError."""
+        if self.voices is None:
+            raise NotSupportedError(
+                "This server does not speak. Start it with `--tts`, which names a model that does"
             )
 
     def check_embeds(self) -> None:

@@ -17,6 +17,7 @@ from trioserve.server.generation.requests import Queue
 from trioserve.server.generation.slots import Moved
 from trioserve.server.keywords import (
     ContextFields,
+    SpeechFields,
     TranscriptionFields,
     only_context,
     take_context,
@@ -27,6 +28,7 @@ from trioserve.server.runs.events import RunAnswer
 from trioserve.server.runs.loop import Asked, open_run
 from trioserve.server.runs.params import AnyTool, RunFields, RunParams
 from trioserve.server.runs.run import AgentRun
+from trioserve.server.speech.speech import Speech, SpeechParams, SpeechStream
 from trioserve.server.text_server import TextServer
 from trioserve.server.transcription.transcript import (
     Transcript,
@@ -37,7 +39,7 @@ from trioserve.types import EngineStatus, GenerationParams, MediaSource
 
 
 class ModelServer(TextServer):
-    """All that a model does: text, runs with tools, embeddings, recordings, adapters and slots.
+    """All that a model does: text, tools, embeddings, recordings, speech, adapters and slots.
 
     Attributes:
         adapters: its LoRA adapters, by name.
@@ -223,6 +225,38 @@ class ModelServer(TextServer):
 
         Raises:
             TrioServeError: as `transcribe`.
+        """
+
+    # -- speech
+
+    async def speak(self, text: str, **fields: Unpack[SpeechFields]) -> Speech:
+        """Speak a text, and return all of the sound. Cancelling it frees the slot within a step.
+
+        Args:
+            text: what to say, of any length: it is cut into pieces at sentences.
+            fields: how to speak it.
+
+        Raises:
+            InvalidRequestError: there is nothing to say, a voice or a language is unknown, or a
+                character is not in the vocabulary of the model.
+            NotSupportedError: no model that speaks is configured, see `Config.tts`.
+            TrioServeError: as `chat`.
+        """
+        given: dict[str, Any] = {**fields}
+        params = take_fields(SpeechParams, given)
+        async with self.speaking(text, params, only_context(given)) as stream:
+            return await stream.read()
+
+    @abstractmethod
+    def speaking(
+        self, text: str, params: SpeechParams, context: RequestContext = ANYONE
+    ) -> AbstractAsyncContextManager[SpeechStream]:
+        """Speak a text as a stream: ``async with server.speaking(...) as stream:``.
+
+        Iterating over it gives samples as they are made. Leaving the block cancels the work.
+
+        Raises:
+            TrioServeError: as `speak`.
         """
 
     # -- the state of the model

@@ -40,6 +40,7 @@ from trioserve.server.observers.metrics import render_process
 from trioserve.server.observers.observer import Observer
 from trioserve.server.prompts.infill import Gap
 from trioserve.server.prompts.text import AnyPrompt, Messages, PromptLike
+from trioserve.server.speech.speech import SpeechParams, SpeechStream
 from trioserve.server.stream import Stream
 from trioserve.server.transcription.transcript import TranscriptionParams, TranscriptStream
 from trioserve.server.usage import Usage
@@ -239,6 +240,17 @@ class Server(EnteredOnce, ModelServer):
         async with (
             self.lifecycle.use(context, LoadedModel.check_transcribes) as services,
             services.transcriptions.stream(source, params, context) as stream,
+        ):
+            yield stream
+
+    @asynccontextmanager
+    async def speaking(
+        self, text: str, params: SpeechParams, context: RequestContext = ANYONE
+    ) -> AsyncIterator[SpeechStream]:
+        """See `ModelServer`."""
+        async with (
+            self.lifecycle.use(context, LoadedModel.check_speaks) as services,
+            services.speaker.stream(text, params, context) as stream,
         ):
             yield stream
 

@@ -18,6 +18,7 @@ import numpy as np
 from trioserve.chat.template.builtin import CHATML
 from trioserve.engine.backend import Drafter, EmbeddingBackend, MediaPiece
 from trioserve.engine.rollback import Rollback
+from trioserve.engine.speaker import SpeechBackend
 from trioserve.errors import (
     DecodeInterruptedError,
     InvalidRequestError,
@@ -73,7 +74,8 @@ class ScriptedBackend:
 
     The arguments are the script and, by name, `n_slots`, `n_seqs`, `n_ctx`, `n_ctx_seq`, `n_batch`,
     `is_elastic`, `n_ctx_copies`, `can_cut`, `cuttable`, `window`, `sliding_window`, `rollback`,
-    `chat_template`, `adapters`, `drafters`, `projector`, `embedding_pooling` and `embedder`.
+    `chat_template`, `adapters`, `drafters`, `projector`, `embedding_pooling`, `embedder` and
+    `speaker`.
 
     Without `can_cut` it is like a hybrid model: beside its cells, which can be cut, each sequence
     has a state, which cannot. A decode asserts that the state has seen the tokens in the cells, and
@@ -120,6 +122,7 @@ class ScriptedBackend:
     projector: ScriptedProjector | None = None
     embedding_pooling: str | None = None
     embedder: Callable[[], EmbeddingBackend] = attrs.field(default=None)
+    speaker: Callable[[], SpeechBackend] | None = None
 
     def __attrs_post_init__(self) -> None:
         self.current_adapters: Adapters = ()

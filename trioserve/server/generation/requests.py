@@ -30,10 +30,11 @@ from trioserve.server.prompts.text import text_of
 from trioserve.server.stream import Stream
 from trioserve.server.usage import Usage
 from trioserve.types import (
+    AnyTask,
     CacheRoot,
     CancelReason,
-    EmbeddingTask,
     EngineStatus,
+    SpeechTask,
     Task,
     WaitingStatus,
 )
@@ -218,7 +219,7 @@ class Requests:
     """Opens and closes requests, on the event loop."""
 
     resources: ServerResources  # the server's resources
-    _loop: EngineLoop  # the engine, for text or embeddings
+    _loop: EngineLoop  # the engine, for text, embeddings or speech
     dispatcher: Dispatcher  # has a mailbox for each request
     admission: Admission  # accepts or rejects requests
 
@@ -242,9 +243,7 @@ class Requests:
         return key
 
     @contextmanager
-    def open(
-        self, task: Task | EmbeddingTask, context: RequestContext, operation: str
-    ) -> Iterator[Stream]:
+    def open(self, task: AnyTask, context: RequestContext, operation: str) -> Iterator[Stream]:
         """Submit a task, and close its request after the block. Synchronous: it has no checkpoint.
 
         Args:
@@ -308,16 +307,18 @@ class Requests:
                     timings = stream.finished.timings
                     self.admission.observe(timings.prompt_ms + timings.predicted_ms)
 
-    def _text(self, task: Task | EmbeddingTask) -> str:
+    def _text(self, task: AnyTask) -> str:
         """The text of a task's prompt."""
         return text_of(self._loop.vocab, task.prompt).decode("utf-8", "replace")
 
-    def _most(self, task: Task | EmbeddingTask) -> int:
+    def _most(self, task: AnyTask) -> int:
         """The tokens of a task: its prompt, and the most that it may generate."""
         n_prompt, n_output = len(task.prompt), 0
         if isinstance(task, Task):
             room, limit = self._loop.n_ctx_seq - n_prompt, task.params.max_tokens
             n_output = room if limit < 0 else min(room, limit)
+        elif isinstance(task, SpeechTask):
+            n_output = task.max_frames
         return n_prompt + n_output
 
 

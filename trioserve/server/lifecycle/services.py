@@ -23,11 +23,13 @@ from trioserve.server.generation.slots import SlotFiles
 from trioserve.server.generation.text import TextGenerator
 from trioserve.server.lifecycle.beside import EmbeddingsBeside
 from trioserve.server.lifecycle.engine import Driver, Health
+from trioserve.server.lifecycle.speech import SpeechParts
 from trioserve.server.media.loader import MediaLoader
 from trioserve.server.model import LoadedModel
 from trioserve.server.prompts.infill import InfillPrompts
 from trioserve.server.prompts.media import MediaPrompts
 from trioserve.server.prompts.text import ChatPrompts, Tokenizer
+from trioserve.server.speech.speaker import Speaker
 from trioserve.server.transcription.model import ModelTranscriber
 from trioserve.server.transcription.transcript import Transcriber, Transcriptions
 from trioserve.server.transcription.whisper import WhisperSettings, WhisperTranscriber
@@ -42,7 +44,7 @@ _DELAY = 10.0
 class EngineServices:
     """The parts of a server that exist while its model is loaded, for one engine.
 
-    The engine generates either text or embeddings; beside text, there may be a second one.
+    The engine generates either text or embeddings; beside text, there may be others.
     """
 
     _resources: ServerResources
@@ -50,6 +52,7 @@ class EngineServices:
     loop: EngineLoop
     dispatcher: Dispatcher
     _drive: Driver
+    _speech: SpeechParts | None = None  # runs beside
 
     def __attrs_post_init__(self) -> None:
         resources, model, loop, dispatcher = self._resources, self.model, self.loop, self.dispatcher
@@ -82,6 +85,13 @@ class EngineServices:
             self._beside = EmbeddingsBeside(resources, loop, self._drive, self.workers, texts)
         elif isinstance(loop, EmbeddingEngine):
             self._embedder = Embedder(loop, self.requests, self.workers, self.media)
+        if (speech := self._speech) is not None:
+            admission = Admission(config, resources.keys, speech.dispatcher, speech.engine.n_slots)
+            requests = Requests(resources, speech.engine, speech.dispatcher, admission)
+            #: Speaks texts, if there is a model that does.
+            self.speaker = Speaker(
+                speech.engine, requests, self.workers, speech.voices, speech.languages
+            )
         if model.transcribes:
             transcriber = self._transcriber(config)
             self._transcriptions = Transcriptions(transcriber, self._loader, self.requests)

@@ -33,6 +33,7 @@ from trioserve.server.generation.requests import ServerResources
 from trioserve.server.lifecycle.adapters import LoadedAdapters
 from trioserve.server.lifecycle.engine import Driver, Health, Loader, running_engine
 from trioserve.server.lifecycle.services import EngineServices
+from trioserve.server.lifecycle.speech import speech_of
 from trioserve.server.limits.memory import release_memory
 from trioserve.server.model import LoadedModel
 from trioserve.types import EngineStatus
@@ -198,10 +199,15 @@ class ModelLifecycle:
         config, telemetry = self._resources.config, self._resources.telemetry
         self.failure.value = None
         running = running_engine(config, self._load, self._drive, self.failure)
-        async with self._room(), running as (loop, dispatcher):
-            introduce = partial(LoadedModel.introduce, loop, config)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._room())
+            loop, dispatcher = await stack.enter_async_context(running)
+            speaking = speech_of(self._resources, loop, self._drive, self.failure)
+            speech = await stack.enter_async_context(speaking)
+            voices = None if speech is None else sorted(speech.voices)
+            introduce = partial(LoadedModel.introduce, loop, config, voices)
             model = await trio.to_thread.run_sync(introduce)
-            services = EngineServices(self._resources, model, loop, dispatcher, self._drive)
+            services = EngineServices(self._resources, model, loop, dispatcher, self._drive, speech)
             if self._model is not None:
                 seconds = round(trio.current_time() - began, 3)
                 _log.info("awake", model=model.info.name, seconds=seconds)

@@ -22,7 +22,7 @@ from trioserve.errors import TrioServeError, first_error
 from trioserve.log import get_logger
 from trioserve.server.context import RequestContext
 from trioserve.server.stream import Stream
-from trioserve.types import CancelReason, EmbeddingTask, FinishReason, StepRecord, Task, Timings
+from trioserve.types import AnyTask, CancelReason, FinishReason, StepRecord, Timings
 
 #: The end of a tool call: with a result; with an error as the result; refused; stopped by a user;
 #: cancelled with its request.
@@ -39,9 +39,10 @@ class RequestInfo:
     task_id: int
     model: str
     n_prompt: int  # tokens
-    #: The operation's OpenTelemetry name: chat, text_completion, embeddings or rerank.
+    #: The operation's OpenTelemetry name: chat, text_completion, embeddings,
+    #: rerank, or here speech.
     operation: str = attrs.field(default="text_completion", eq=False)
-    task: Task | EmbeddingTask | None = attrs.field(default=None, eq=False, repr=False)
+    task: AnyTask | None = attrs.field(default=None, eq=False, repr=False)
     context: RequestContext = attrs.field(factory=RequestContext, eq=False, repr=False)
     #: Decodes the prompt; None unless `Config.otel_content` is set.
     prompt_text: Callable[[], str] | None = attrs.field(default=None, eq=False, repr=False)
