@@ -130,16 +130,6 @@ def test_two_models_answer_beside_each_other(
         assert violations(chat.page) == []
 
 
-def test_an_answer_is_read_aloud(chat: ChatPage, script: PacedScript) -> None:
-    chat.page.evaluate("() => { speechSynthesis.speak = (said) => { window.said = said.text } }")
-    script.answer = "One **word**.\n\n```\ncode\n```\n\nAnd another."
-    chat.ask("Say it.")
-    chat.button("Read aloud, with the voice of the browser").click()
-    assert chat.page.evaluate("window.said") == "One word.\nAnd another."
-    chat.button("Stop reading").click()
-    expect(chat.button("Stop reading")).to_have_count(0)
-
-
 def test_a_model_that_only_embeds_compares_texts(chat: ChatPage) -> None:
     def props(route: Any) -> None:
         route.fulfill(json={**route.fetch().json(), "endpoint_chat": False})

@@ -181,6 +181,12 @@ export interface Settings {
   titles: boolean;
   /** True if a button takes dictation; the browser may send the sound to its maker. */
   dictation: boolean;
+  /** True if each answer is read aloud while it is written. */
+  readAll: boolean;
+  /** The server's voice that reads; empty: the default. */
+  voice: string;
+  /** 1: as fast as the voice speaks by itself. */
+  readSpeed: number;
 }
 
 /** An MCP server that a person has added to the page. */
@@ -252,6 +258,7 @@ export interface Props {
   endpoint_embeddings?: boolean;
   endpoint_slots?: boolean;
   endpoint_metrics?: boolean;
+  endpoint_speech?: boolean;
   endpoint_tools?: boolean;
   cors_proxy_enabled?: boolean;
   priority_order?: "higher-first" | "lower-first";

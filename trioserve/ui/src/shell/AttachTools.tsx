@@ -8,6 +8,7 @@ import { props, takes } from "../state/server";
 import { settings, withValue } from "../state/settings";
 import { t } from "../words";
 import { mediaTaken } from "./attachments";
+import { canDictate, dictate, endDictation, isDictating } from "./dictation";
 import { attach, draft, setDraft } from "./draft";
 import { choose } from "./files";
 import { McpMenu } from "./McpMenu";
@@ -16,7 +17,6 @@ import { listening, record, stopRecording } from "./recording";
 
 import { attempt } from "./toasts";
 import { overlay } from "./view";
-import { canDictate, dictate, endDictation, isDictating } from "./voice";
 
 /** The buttons for what goes along with a message. Pictures and sound only where the model takes them. */
 export function AttachTools(): VNode {

@@ -1,15 +1,17 @@
 import type { VNode } from "preact";
-import { useId } from "preact/hooks";
 
 import { props } from "../state/server";
 import { settings } from "../state/settings";
+import { canRead } from "../state/voices";
 import type { Settings } from "../types";
 import { LANGUAGES, t } from "../words";
+import { Choice } from "./Choice";
+import { canDictate } from "./dictation";
 import { KeyField } from "./KeyField";
 import { keyNames } from "./keys";
+import { Reading } from "./Reading";
 import { mac } from "./shortcuts";
 import { Switch } from "./Switch";
-import { canDictate } from "./voice";
 
 /** Settings of the page's looks and behavior, and the key that it shows to the server. */
 export function General(): VNode {
@@ -62,32 +64,9 @@ export function General(): VNode {
           onChange={(to) => set({ dictation: to })}
         />
       )}
+      {canRead() && <Reading />}
       <KeyField />
       {props.value?.build_info && <p class="hint">{t("Server: {build_info}", { build_info: props.value.build_info })}</p>}
     </>
-  );
-}
-
-interface ChoiceProps<Value extends string> {
-  title: string;
-  value: Value;
-  options: Record<Value, string>;
-  onChange: (value: Value) => void;
-}
-
-function Choice<Value extends string>({ title, value, options, onChange }: ChoiceProps<Value>): VNode {
-  const name = useId();
-  return (
-    <fieldset class="choice">
-      <legend>{title}</legend>
-      <div class="segments">
-        {(Object.entries(options) as [Value, string][]).map(([each, label]) => (
-          <label key={each}>
-            <input type="radio" name={name} checked={each === value} onChange={() => onChange(each)} />
-            <span>{label}</span>
-          </label>
-        ))}
-      </div>
-    </fieldset>
   );
 }

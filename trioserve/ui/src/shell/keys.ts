@@ -33,7 +33,7 @@ export const shortcuts: readonly Shortcut[] = [
   { command: "previous-chat", alt: true, key: "ArrowUp", whileWriting: true, says: "The chat above" },
   { command: "next-chat", alt: true, key: "ArrowDown", whileWriting: true, says: "The chat below" },
   { command: "write", key: "/", whileWriting: false, says: "Write a message" },
-  { command: "stop", key: "Escape", whileWriting: true, says: "Stop the answer" },
+  { command: "stop", key: "Escape", whileWriting: true, says: "Stop the answer, and reading aloud" },
   { command: "sidebar", mod: true, key: "b", whileWriting: true, says: "Show or hide the chats" },
   { command: "activity", mod: true, key: "j", whileWriting: true, says: "Show or hide the activity" },
   { command: "settings", mod: true, key: ",", whileWriting: true, says: "Settings" },

@@ -1,6 +1,7 @@
 /** Carries out what the keyboard's shortcuts say. */
 
 import { chats, openChat } from "../state/chats";
+import { stopReading } from "../state/reading";
 import { runs } from "../state/runs";
 import { stop } from "../state/talk";
 import { type Command, isMac, shortcutOf } from "./keys";
@@ -48,8 +49,9 @@ const commands: Record<Command, () => void | boolean> = {
   "next-chat": () => step(1),
   stop: () => {
     if (uncover()) return true;
+    const wasReading = stopReading();
     const chat = openChat.value?.chat.id;
-    if (!chat || !runs.value.has(chat)) return false;
+    if (!chat || !runs.value.has(chat)) return wasReading;
     void attempt(() => stop(chat));
     return true;
   },

@@ -21,8 +21,14 @@ export const defaults: Settings = {
   showStats: true,
   titles: true,
   dictation: false,
+  readAll: false,
+  voice: "",
+  readSpeed: 1,
   mcp: [],
 };
+
+/** At which answers are read aloud. */
+export const SPEEDS = [0.75, 1, 1.25, 1.5, 2];
 
 /** Set it to a new object: it is kept, and other tabs get it. */
 export const settings: Signal<Settings> = signal(defaults);
@@ -76,6 +82,7 @@ function valid(given: Record<string, unknown>): Partial<Settings> {
     if (name === "theme") return ["auto", "light", "dark"].includes(value as string);
     if (name === "language") return ["auto", "en", "de", "zh"].includes(value as string);
     if (name === "sendKey") return ["enter", "mod-enter"].includes(value as string);
+    if (name === "readSpeed") return SPEEDS.includes(value as number);
     if (name === "sampling") return isSampling(value);
     if (name === "tools") return isToolChoice(value);
     if (name === "mcp") return Array.isArray(value) && value.every(isMcpEntry);

@@ -4,6 +4,7 @@ import { listenToBrowser } from "../server/wake";
 import { startCalls } from "./calls";
 import { startMcp } from "./mcp";
 import { startOutbox } from "./outbox";
+import { stopReading } from "./reading";
 import { checkOthers, isFollowing, look, runOf, showRun, startChecking } from "./runs";
 import { hasProxy, startServer } from "./server";
 import { loadChats, refresh } from "./shown";
@@ -23,6 +24,7 @@ export async function start(): Promise<void> {
     onWritten: () => void look(),
     onRun: showRun,
     onBye: () => void checkOthers(0),
+    onReading: stopReading,
     isFollowing,
     runOf,
   });

@@ -11,6 +11,7 @@ type Note =
   | { kind: "run"; run: Run }
   | { kind: "who"; message: string; asked: string }
   | { kind: "me"; asked: string }
+  | { kind: "reading" }
   | { kind: "bye" };
 
 /** Milliseconds in which another tab says that it follows an answer. One that sleeps does not. */
@@ -28,6 +29,8 @@ export interface Ears {
   onRun(run: Run): void;
   /** A tab has been closed: its answers are followed by no tab. */
   onBye(): void;
+  /** Another tab reads an answer aloud from now on. */
+  onReading(): void;
   /** True if this tab follows an answer. */
   isFollowing(message: string): boolean;
   /** Its progress. */
@@ -43,6 +46,7 @@ export function startTabs(ears: Ears): void {
     else if (data.kind === "written") ears.onWritten();
     else if (data.kind === "run") ears.onRun(data.run);
     else if (data.kind === "bye") ears.onBye();
+    else if (data.kind === "reading") ears.onReading();
     else if (data.kind === "me") questions.get(data.asked)?.();
     else if (ears.isFollowing(data.message)) {
       tell({ kind: "me", asked: data.asked });
@@ -72,6 +76,11 @@ export function tellWritten(): void {
 /** Tell the other tabs how an answer goes that this one follows. */
 export function tellRun(run: Run): void {
   tell({ kind: "run", run });
+}
+
+/** Tell the other tabs that this one reads an answer aloud. */
+export function tellReading(): void {
+  tell({ kind: "reading" });
 }
 
 /** True if another tab follows an answer. */

@@ -373,6 +373,7 @@ function listen(): void {
     onWritten: () => void look(),
     onRun: showRun,
     onBye: () => void checkOthers(0),
+    onReading: () => undefined,
     isFollowing,
     runOf,
   });

@@ -7,13 +7,15 @@ import { Icon, type IconName } from "../icon";
 import { modelName } from "../shell/format";
 import { Menu } from "../shell/Popover";
 import { attempt, say } from "../shell/toasts";
-import { canRead, read, readAloud } from "../shell/voice";
 import { models } from "../state/models";
+import { readAloud } from "../state/reading";
 import { continueAnswer, regenerate, removeMessage, showBranch } from "../state/talk";
+import { canRead, serverSpeaks } from "../state/voices";
 import type { Message } from "../types";
 import { t } from "../words";
 import { CopyButton } from "./CopyButton";
 import { canContinue, problem } from "./problems";
+import { readOrStop } from "./reading";
 
 interface Props {
   message: Message;
@@ -29,11 +31,13 @@ interface Props {
 /** The row of buttons under a message. */
 export function Actions({ message, index, branches, last, edit, compared = false, compare }: Props): VNode {
   const answer = message.role === "assistant";
+  const read = answer && message.content && canRead() && <ReadButton key="read" id={message.id} />;
+  if (message.state === "writing") return <div class="actions shown">{read}</div>;
   return (
     <div class={last ? "actions shown" : "actions"}>
       {branches && index !== undefined && <BranchSwitch ids={branches} index={index} compared={compared} compare={compare} />}
       {message.content && <CopyButton text={message.content} label={t("Copy")} />}
-      {answer && canRead && message.content && <ReadButton id={message.id} />}
+      {read}
       <Action icon="edit" label={t("Edit")} class="edit-button" act={edit} />
       {answer && <Action icon="refresh" label={t("Regenerate")} act={() => regenerate(message.id)} />}
       {answer && models.value.length > 1 && <OtherModel message={message} />}
@@ -53,15 +57,11 @@ function OtherModel({ message: { id, model } }: { message: Message }): VNode {
   return <Menu icon="plug" label={t("Answer with another model")} entries={entries} />;
 }
 
-/** Reads the text of an answer as it is shown, without its code. */
+/** Reads an answer aloud, also while it is written. */
 function ReadButton({ id }: { id: string }): VNode {
   const isRead = readAloud.value === id;
-  const begin = () => {
-    const shown = document.querySelector(`[data-message="${CSS.escape(id)}"]`);
-    const blocks = shown?.querySelectorAll<HTMLElement>(":scope > .prose > :not(figure), .versions > :first-child > .prose > :not(figure)");
-    read(id, Array.from(blocks ?? [], ({ innerText }) => innerText).join("\n"));
-  };
-  return <Action icon={isRead ? "stop" : "speaker"} label={isRead ? t("Stop reading") : t("Read aloud, with the voice of the browser")} act={begin} />;
+  const begins = serverSpeaks() ? t("Read aloud") : t("Read aloud, with the voice of the browser");
+  return <Action icon={isRead ? "stop" : "speaker"} label={isRead ? t("Stop reading") : begins} act={() => readOrStop(id)} />;
 }
 
 async function remove(message: string): Promise<void> {

@@ -15,6 +15,7 @@ import type { ChatStart } from "../types";
 import { t } from "../words";
 import { Fold } from "./Fold";
 import { MessageView } from "./MessageView";
+import { startReading } from "./reading";
 import { useFollower, type Follower } from "./scroll";
 import { System } from "./System";
 import { toolNames } from "./toolCalls";
@@ -30,6 +31,7 @@ export function Conversation(): VNode {
   const leaf = open?.path.at(-1);
   const written = leaf?.state === "writing" ? leaf.id : null;
 
+  useEffect(startReading, []);
   useLayoutEffect(() => follower.toEnd(), [follower, id]);
   useLayoutEffect(() => {
     if (written) follower.toEnd();

@@ -155,10 +155,10 @@ function Answer(properties: MessageProps): VNode {
       {writing && !speaking && !message.reasoning && !message.stream?.isCalling && <Waiting />}
       {!writing && message.odds && <Odds odds={message.odds} />}
       {!writing && <Problem message={message} last={properties.last} />}
-      {!writing && !editing && !passing && (
+      {(!writing || message.content) && !editing && !passing && (
         <footer>
           <Actions {...properties} edit={edit} compared={compared} compare={() => compare(!compared)} />
-          {settings.value.showStats && message.stats && <StatsLine stats={message.stats} model={message.model} />}
+          {settings.value.showStats && !writing && message.stats && <StatsLine stats={message.stats} model={message.model} />}
         </footer>
       )}
     </article>

@@ -1,1 +1,0 @@
-import{c as a,d as b}from"./chunk-QQRZPDSO.js";import"./chunk-I4OVCWBB.js";import"./chunk-SBSXOFN3.js";import"./chunk-QLHAYK7P.js";import"./chunk-HMX2LZGS.js";import"./chunk-O2VVRFOM.js";import"./chunk-JYLKPW3I.js";import"./chunk-BULEUPBY.js";import"./chunk-ETHOVLGW.js";import"./chunk-IXO4DYII.js";import"./chunk-IB3OMPMT.js";export{a as Models,b as fits};
