@@ -218,6 +218,10 @@ def test_without_a_speech_model_its_options_have_no_effect(tmp_path: Path) -> No
     Config(tts_voices=str(tmp_path))  # for the voice of the bundled model
     with pytest.raises(ConfigError, match="tts has to be a model for tts_mmproj to"):
         Config(tts_mmproj="p.gguf")
+    with pytest.raises(ConfigError, match="tts has to be a model for tts_lang to"):
+        Config(tts_lang="de", embeddings=True)
+    with pytest.raises(ConfigError, match="tts has no effect on embeddings"):
+        Config(tts="v.gguf", embeddings=True)
     assert refused("-m", "x", "--tts-lang", "de") == (
         "--tts has to be a model for --tts-lang to have an effect"
     )

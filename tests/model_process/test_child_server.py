@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
@@ -16,6 +17,7 @@ from tests.support.model_processes import OneModel, one_model
 from tests.support.projectors import WordProjector
 from tests.support.scripted_embedder import ScriptedEmbedder
 from tests.support.scripts import HI, answering
+from tests.support.waiting import until
 from trioserve.chat.params import ChatParams
 from trioserve.errors import (
     DeadlineExceededError,
@@ -25,11 +27,14 @@ from trioserve.errors import (
     TrioServeError,
 )
 from trioserve.model_process import serving
+from trioserve.model_process.messages import MAX_UNREAD_SOUNDS
 from trioserve.server import RequestContext
+from trioserve.server.context import Tally
 from trioserve.server.model_server import ModelServer
+from trioserve.server.speech.speech import SpeechParams
 from trioserve.server.transcription.transcript import TranscriptionParams
-from trioserve.testing import ScriptedBackend, ScriptedProjector
-from trioserve.types import AdapterInfo, Chunk, MediaSource, Prompt
+from trioserve.testing import ScriptedBackend, ScriptedProjector, ScriptedSpeaker, heard
+from trioserve.types import AdapterInfo, Chunk, FinishReason, MediaSource, Prompt
 
 Ask = Callable[[ModelServer], Awaitable[Any]]
 
@@ -152,6 +157,53 @@ async def test_a_transcript() -> None:
 
     async with one_model(answering("One, two.", projector=WordProjector())) as one:
         assert (await both(one, transcribe))[1] == "One, two."
+
+
+async def test_speech() -> None:
+    async def speak(server: ModelServer) -> Any:
+        tally = Tally()
+        context = RequestContext(tally=tally)
+        async with server.speaking("Hello there.", SpeechParams(), context) as stream:
+            speech = await stream.read()
+        told = (tally.model, tally.n_prompt, tally.n_output, tally.finish)
+        return heard(speech.samples), speech.rate, speech.n_prompt, speech.n_frames, told
+
+    async with one_model(ScriptedBackend(speaker=ScriptedSpeaker)) as one:
+        said, *_, told = await both(one, speak)
+        assert (said, told[1:]) == ("Hello there.", (12, 12, FinishReason.EOS))
+        assert one.server.model.voices == ["default"]
+
+        async def wrong(server: ModelServer) -> Any:
+            return await server.speak("Hello", voice="nobody")
+
+        assert (await error_of_both(one, wrong)).param == "voice"
+        assert (await one.server.speak("a")).seconds > 0
+    async with one_model() as one:
+        await error_of_both(one, wrong)
+
+
+async def test_a_slow_listener_holds_up_its_own_speech_only() -> None:
+    async with one_model(ScriptedBackend(speaker=ScriptedSpeaker)) as one:
+        async with one.server.speaking("x" * 2000 + ".", SpeechParams()) as slow:
+            await anext(slow)
+            assert heard((await one.server.speak("Hello.")).samples) == "Hello."
+            (call,) = one.child.line._calls.values()
+            await until(lambda: len(call.sounds) == MAX_UNREAD_SOUNDS)
+            assert slow.finished is None
+            with trio.move_on_after(0):  # cancelling loses nothing
+                await anext(slow)
+            rest = [samples async for samples in slow]
+            assert heard(np.concatenate(rest)).count("x") > 1900
+        async with one.server.speaking("x" * 2000 + ".", SpeechParams()) as left:
+            await anext(left)
+        await until(lambda: not one.process._process._places)  # type: ignore[union-attr]
+        await until(lambda: speaks_no_more(one))
+
+
+def speaks_no_more(one: OneModel) -> bool:
+    parts = one.process.server.lifecycle.services._speech
+    assert parts is not None
+    return all(slot.task_id is None for slot in parts.engine.status().slots)
 
 
 # -- embeddings

@@ -214,7 +214,8 @@ def _conflicts(config: Config) -> Iterator[tuple[object, str]]:
     yield from _conflicts_with_embeddings(config)
     yield from _conflicts_of_drafts(config)
     # The bundled model may speak.
-    is_mute = config.tts == NO_SPEECH or (config.tts is None and config.model_named is not None)
+    may_be_bundled = config.model_named is None and not config.serves_embeddings
+    is_mute = config.tts == NO_SPEECH or (config.tts is None and not may_be_bundled)
     for field in sorted(OF_SPEECH):
         has_no_effect = is_mute or (field == "tts_mmproj" and config.tts is None)
         yield (
@@ -261,6 +262,7 @@ def _conflicts_with_embeddings(config: Config) -> Iterator[tuple[object, str]]:
         ("spec_draft_model", config.has_draft_model),
         ("spec_type", "auto" not in config.spec_type and config.draft_types),
         ("backend_sampling", config.backend_sampling),
+        ("tts", config.tts not in (None, NO_SPEECH)),
     ):
         yield value and not generates, f"{field} has no effect on embeddings and reranking"
     yield (

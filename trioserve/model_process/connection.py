@@ -18,6 +18,7 @@ from trioserve.concurrency import Feed, alongside
 from trioserve.errors import ModelProcessError, TrioServeError
 from trioserve.fair_limiter import offload
 from trioserve.model_process.messages import (
+    MAX_UNREAD_SOUNDS,
     Adapted,
     AdapterFacts,
     Advanced,
@@ -37,6 +38,8 @@ from trioserve.model_process.messages import (
     Resume,
     Said,
     Scored,
+    Spoke,
+    Took,
     Wrote,
     read_said,
     read_value,
@@ -47,7 +50,7 @@ from trioserve.server.dispatch import UNREAD_BYTES, Mailbox
 from trioserve.server.model import LoadedModel
 from trioserve.server.stream import Source
 from trioserve.server.transcription.transcript import TranscriptEvent
-from trioserve.types import CancelReason, Chunk, Event, Failed, Prompt
+from trioserve.types import CancelReason, Chunk, Event, Failed, Prompt, Sound, Spoken
 
 _T = TypeVar("_T")
 _P = ParamSpec("_P")
@@ -82,8 +85,10 @@ class OpenCall:
     mailboxes: list[Mailbox] = attrs.field(factory=list)  # of the tasks that it opened
     prompts: list[Prompt] = attrs.field(factory=list)  # of each
     events: Feed[TranscriptEvent] = attrs.field(factory=Feed)  # of a transcript
+    sounds: Feed[Sound | Spoken] = attrs.field(factory=Feed)  # of speech
     _answer: Feed[Any] = attrs.field(factory=Feed)
     _gives: Any = None
+    _took: Callable[[], None] = lambda: None  # an event of speech was read
     _written: bytearray = attrs.field(factory=bytearray)
     _is_answered: bool = False
 
@@ -113,6 +118,13 @@ class OpenCall:
         """Fail what waits for the answer, or for more."""
         self._answer.end(error)
         self.events.end(error)
+        self.sounds.end(error)
+
+    async def next_sound(self) -> Sound | Spoken:
+        """Wait for the next event of speech. Cancelling it loses nothing."""
+        event = await anext(self.sounds)
+        self._took()
+        return event
 
     async def wait(self) -> None:
         """Wait for the answer. Raises TrioServeError: it is an error."""
@@ -207,7 +219,8 @@ class Connection:
         payload = await offload(lambda: write(message), _size((args, kwargs)), _LONG)
         if self._error is not None:
             raise self._error.again()
-        call = self._calls[id_] = OpenCall(self, gives=question.result.type)
+        took = partial(self._send, Took(id_))
+        call = self._calls[id_] = OpenCall(self, gives=question.result.type, took=took)
         self.outgoing.put(payload)
         has_ended = False
         try:
@@ -298,7 +311,7 @@ class Connection:
                     mailbox.had_slot = mailbox.had_slot or not queued
             case Adapted(adapters):
                 self.known.adapters = adapters
-            case Answered(id_) | Refused(id_) | Heard(id_):
+            case Answered(id_) | Refused(id_) | Heard(id_) | Spoke(id_):
                 if (call := self._call(id_)) is not None:
                     self._take_of(call, message)
 
@@ -308,7 +321,7 @@ class Connection:
             raise FrameError("it answers a call that was never made")
         return self._calls.get(id_)
 
-    def _take_of(self, call: OpenCall, message: Answered | Refused | Heard) -> None:
+    def _take_of(self, call: OpenCall, message: Answered | Refused | Heard | Spoke) -> None:
         match message:
             case Answered():
                 for mailbox in call.answer(message):
@@ -319,6 +332,10 @@ class Connection:
             case Heard():
                 call.events.put(message.event)
                 if len(call.events) > _MAX_EVENTS:
+                    raise FrameError("it sends more than it may")
+            case Spoke():
+                call.sounds.put(message.event)
+                if len(call.sounds) > MAX_UNREAD_SOUNDS:
                     raise FrameError("it sends more than it may")
 
 

@@ -44,6 +44,8 @@ from trioserve.types import (
     Progress,
     Prompt,
     PromptScores,
+    Sound,
+    Spoken,
     TokenId,
     TokenProb,
 )
@@ -171,7 +173,13 @@ class Resume(Struct, tag=True, frozen=True):
     id: int
 
 
-FromApp: TypeAlias = Call | Cancel | EndTask | Pause | Resume
+class Took(Struct, tag=True, frozen=True):
+    """A `Spoke` of a call was read: another one may be sent."""
+
+    id: int
+
+
+FromApp: TypeAlias = Call | Cancel | EndTask | Pause | Resume | Took
 
 
 # -- what the process says
@@ -401,9 +409,45 @@ class Adapted(_Said, frozen=True, tag=10):
     adapters: AdapterFacts
 
 
+class Speaks(Struct, frozen=True):
+    """A text is being spoken: see `SpeechStream`."""
+
+    rate: Annotated[int, Meta(gt=0, le=768_000)]
+    n_prompt: _Count
+
+
+#: Messages with the sound of a call that may be unread, and the bytes in one of them.
+MAX_UNREAD_SOUNDS, _MAX_SOUND = 4, 2**24
+
+
+class Spoke(_Said, frozen=True, tag=11):
+    """The next sound of a call, as float32, or how it has ended."""
+
+    id: int
+    samples: Annotated[bytes, Meta(max_length=_MAX_SOUND)] = b""
+    piece: _Count = 0
+    spoken: Spoken | None = None
+
+    @classmethod
+    def of(cls, id_: int, event: Sound | Spoken) -> Spoke:
+        """Write an event."""
+        if isinstance(event, Spoken):
+            return cls(id_, spoken=event)
+        return cls(id_, np.ascontiguousarray(event.samples, np.float32).tobytes(), event.piece)
+
+    @property
+    def event(self) -> Sound | Spoken:
+        """The event. Raises FrameError: it is no sound."""
+        if self.spoken is not None:
+            return self.spoken
+        if len(self.samples) % 4 or not np.isfinite(np.frombuffer(self.samples, np.float32)).all():
+            raise FrameError("it sends what is no sound")
+        return Sound(0, np.frombuffer(self.samples, np.float32), self.piece)
+
+
 Said: TypeAlias = (
     Wrote | Scored | Advanced | Moved | Ended | Erred | Answered | Refused | Heard | Introduced
-    | Adapted
+    | Adapted | Spoke
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from trioserve.model_process.messages import (
     PromptFacts,
     SentError,
     SentPrompt,
+    Speaks,
     context_in,
     messages_in,
     prompt_in,
@@ -112,6 +113,7 @@ _LASTING = {
     ModelServer.stream_all: Opened,
     ModelServer.open_chats: Opened,
     ModelServer.transcribing: float,
+    ModelServer.speaking: Speaks,
     ModelServer.loaded: None,
 }
 

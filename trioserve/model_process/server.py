@@ -14,7 +14,7 @@ from trioserve.chat.messages import Messages as ParsedMessages, parse_messages
 from trioserve.chat.params import ChatParams
 from trioserve.concurrency import Gate, alongside
 from trioserve.config import Config
-from trioserve.errors import NotSupportedError, ServerSleepingError, TrioServeError
+from trioserve.errors import ServerSleepingError, TrioServeError
 from trioserve.fair_limiter import offload
 from trioserve.model_process.connection import Line, OpenCall, ask
 from trioserve.model_process.questions import as_tuples
@@ -190,11 +190,20 @@ class ChildServer(ModelServer):
             async with alongside(follow):
                 yield stream
 
-    def speaking(
+    @asynccontextmanager
+    async def speaking(
         self, text: str, params: SpeechParams, context: RequestContext = ANYONE
-    ) -> AbstractAsyncContextManager[SpeechStream]:
+    ) -> AsyncIterator[SpeechStream]:
         """See `ModelServer`."""
-        raise NotSupportedError("Models in other processes do not speak yet.")
+        given = (text, params, self._named(context))
+        async with self.line.open(ModelServer.speaking, *given) as call:
+            stream = SpeechStream(call.next_sound, call.value.rate, call.value.n_prompt)
+            try:
+                yield stream
+            finally:
+                tally, finished = context.tally or Tally(), stream.finished
+                tally.n_output += 0 if finished is None else finished.n_frames
+                tally.add_end(self.model.info.name, stream.n_prompt, finished)
 
     async def render(
         self, messages: Messages, chat: ChatParams | None = None, **fields: Unpack[RenderFields]

@@ -17,6 +17,7 @@ from trioserve.errors import TrioServeError, raised_alone
 from trioserve.fair_limiter import offload
 from trioserve.log import get_logger
 from trioserve.model_process.messages import (
+    MAX_UNREAD_SOUNDS,
     Adapted,
     AdapterFacts,
     Advanced,
@@ -38,6 +39,9 @@ from trioserve.model_process.messages import (
     Said,
     Scored,
     SentError,
+    Speaks,
+    Spoke,
+    Took,
     Wrote,
     read_order,
     write,
@@ -45,6 +49,7 @@ from trioserve.model_process.messages import (
 from trioserve.model_process.questions import question_named
 from trioserve.server.generation.text import ChatOpening
 from trioserve.server.server import Server
+from trioserve.server.speech.speech import SpeechStream
 from trioserve.server.stream import Stream
 from trioserve.server.transcription.transcript import Summary, TranscriptEvent, TranscriptStream
 from trioserve.types import Chunk, Event, Failed, Finished, Progress
@@ -245,6 +250,8 @@ class ModelProcess:
     #: Of all apps that are answered with this server.
     outboxes: list[Outbox] = attrs.field(factory=list)
     _calls: dict[int, trio.CancelScope] = attrs.field(init=False, factory=dict)
+    #: Of calls that speak: places for sound that the app has not read.
+    _places: dict[int, trio.Semaphore] = attrs.field(init=False, factory=dict)
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
 
     def introduction(self) -> bytes:
@@ -304,6 +311,9 @@ class ModelProcess:
                 self.outbox.pause(id)
             case Resume(id):
                 self.outbox.resume(id)
+            case Took(id):
+                if (places := self._places.get(id)) is not None:
+                    places.release()
 
     async def _answer(self, call: Call, scope: trio.CancelScope) -> None:
         try:
@@ -348,6 +358,8 @@ class ModelProcess:
                 while not isinstance(event, Summary):
                     event = await anext(opened)
                     self.outbox.say(Heard.of(id_, event))
+            case SpeechStream():
+                await self._serve_speech(id_, opened)
             case ChatOpening() as opening, list(streams):
                 await self._forward(id_, streams, opening)
             case list(streams):
@@ -355,6 +367,17 @@ class ModelProcess:
             case _:  # the model is kept in memory
                 self._tell(id_, None)
                 await trio.sleep_forever()
+
+    async def _serve_speech(self, id_: int, stream: SpeechStream) -> None:
+        """Send sound as the app reads it."""
+        self._tell(id_, Speaks(stream.rate, stream.n_prompt))
+        places = self._places[id_] = trio.Semaphore(MAX_UNREAD_SOUNDS)
+        try:
+            while stream.finished is None:
+                await places.acquire()
+                self.outbox.say(Spoke.of(id_, await stream.next_event()))
+        finally:
+            del self._places[id_]
 
     async def _forward(
         self, id_: int, streams: Sequence[Stream], opening: ChatOpening | None = None

@@ -14,7 +14,13 @@ from trioserve.concurrency import deadline_scope
 from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import current_client, working_for
 from trioserve.server.stream import Stream
-from trioserve.types import CancelReason, FinishReason, GenerationParams, SamplingParams
+from trioserve.types import (
+    CancelReason,
+    Finished,
+    FinishReason,
+    GenerationParams,
+    SamplingParams,
+)
 from trioserve.types.params import changed
 
 _T = TypeVar("_T", bound=attrs.AttrsInstance)
@@ -37,11 +43,15 @@ class Tally:
 
     def add(self, model: str, stream: Stream) -> None:
         """Add a task that has ended or is left."""
-        mailbox, finished = stream.mailbox, stream.finished
-        self.model = model
-        self.n_prompt += mailbox.n_prompt
+        mailbox = stream.mailbox
         self.n_output += mailbox.n_output
         self.cancelled = mailbox.cancel_reason
+        self.add_end(model, mailbox.n_prompt, stream.finished)
+
+    def add_end(self, model: str, n_prompt: int, finished: Finished | None) -> None:
+        """Add the prompt of a task and, unless it is left, how it has ended."""
+        self.model = model
+        self.n_prompt += n_prompt
         if finished is None:
             return
         timings, self.finish = finished.timings, finished.reason

@@ -315,17 +315,27 @@ def test_the_bundled_model_has_its_voice(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_settings_of_speech_are_for_the_models_that_speak(tmp_path: Path) -> None:
-    for name in ("dumb", "speaks", "wrong"):
+    for name in ("dumb", "embeds", "speaks", "wrong"):
         local(tmp_path, name)
-    preset = "[speaks]\ntts = v.gguf\n[wrong]\ntts-lang = fr\n"
+    preset = "[speaks]\ntts = v.gguf\n[wrong]\ntts-lang = fr\n[embeds]\nembeddings = 1\n"
     entries = catalog(tmp_path, "--tts-lang", "de", preset=preset).entries
     found = {name: config(one) for name, one in entries.items() if name != "wrong"}
     assert {name: (one.tts, one.tts_lang) for name, one in found.items()} == {
         "bundled": (None, None),
         "dumb": (None, None),
+        "embeds": (None, None),
         "speaks": ("v.gguf", "de"),
     }
     assert "--tts-lang" in entries["wrong"].args  # so that starting it says why it cannot be
+    entries = catalog(tmp_path, "--tts", "w.gguf", "--tts-lang", "de", preset=preset).entries
+    found = {name: config(one) for name, one in entries.items()}
+    assert {name: (one.tts, one.tts_lang) for name, one in found.items()} == {
+        "bundled": ("w.gguf", "de"),
+        "dumb": ("w.gguf", "de"),
+        "embeds": (None, None),
+        "speaks": ("w.gguf", "de"),  # the command line wins
+        "wrong": ("w.gguf", "de"),
+    }
 
 
 def one_model(*argv: str, **environ: str) -> OneModel:

@@ -487,6 +487,8 @@ class _Builder:
         if found is not None and found.source is Source.BUNDLED and _takes_voice(options):
             options["tts"] = ("--tts", str(speech.BUNDLED_VOICE.model))
             options["tts_mmproj"] = ("--tts-mmproj", str(speech.BUNDLED_VOICE.projector))
+        if not options.keys().isdisjoint(_OF_EMBEDDINGS):
+            options = {**without(options, {"tts"} - own.options.keys())}
         if _value(options, "tts") in ("", NO_SPEECH):  # what is set for all is for the others
             options = {**without(options, OF_SPEECH - own.options.keys())}
         mmproj = _value(options, "mmproj")
@@ -528,16 +530,20 @@ class _Builder:
         return None if model is None else ModelFiles(name, model.files, model.mmproj, Source.CACHE)
 
 
+#: Fields without which a model generates text.
+_OF_EMBEDDINGS = ("embeddings", "reranking")
+
+
 def _takes_projector(options: Options) -> bool:
     """Return True if the projector beside a model can be used, and none is named."""
     is_off = options.get("mmproj_auto", ("--mmproj-auto",)) != ("--mmproj-auto",)
-    others = ("mmproj", "mmproj_url", "embeddings", "reranking")
+    others = ("mmproj", "mmproj_url", *_OF_EMBEDDINGS)
     return has_extra("media") and not is_off and options.keys().isdisjoint(others)
 
 
 def _takes_voice(options: Options) -> bool:
     """Return True if the bundled model speaks with the bundled voice."""
-    is_free = options.keys().isdisjoint(("tts", "embeddings", "reranking"))
+    is_free = options.keys().isdisjoint(("tts", *_OF_EMBEDDINGS))
     return is_free and has_extra("media") and speech.BUNDLED_VOICE.are_there
 
 
