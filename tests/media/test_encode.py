@@ -3,11 +3,11 @@
 import wave
 from io import BytesIO
 
-import av
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.support.encoded_sound import sound_in
 from trioserve.media.encode import (
     CONTENT_TYPES,
     RATE,
@@ -42,20 +42,6 @@ def encode(
     return [*pieces, encoder.finish()]
 
 
-def decode(format: SoundFormat, data: bytes) -> NDArray[np.float32]:
-    if format == "pcm":
-        return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(2**15)
-    resampler = av.AudioResampler(format="flt", layout="mono", rate=RATE)
-    with av.open(BytesIO(data), "r") as container:
-        frames = [
-            each
-            for frame in container.decode(container.streams.audio[0])
-            for each in resampler.resample(frame)
-        ]
-        frames += resampler.resample(None)
-    return np.concatenate([each.to_ndarray()[0] for each in frames], dtype=np.float32)
-
-
 def likeness(made: NDArray[np.float32], given: NDArray[np.float32]) -> float:
     """The largest normalized correlation at any delay of up to 0.12 s."""
     best = 0.0
@@ -70,7 +56,7 @@ def likeness(made: NDArray[np.float32], given: NDArray[np.float32]) -> float:
 @pytest.mark.parametrize("step", [997, 1920, 48000])
 def test_what_is_encoded_is_what_was_given(format: SoundFormat, step: int) -> None:
     given = tones(1.5)
-    made = decode(format, b"".join(encode(format, given, step=step)))
+    made = sound_in(b"".join(encode(format, given, step=step)), format)
     assert 0 <= len(made) - len(given) <= _ADDED.get(format, 0) * RATE
     assert likeness(made, given) > 0.999 - _LOST.get(format, 0)
 
@@ -104,13 +90,13 @@ def test_nothing_has_a_speed_too() -> None:
 
 @pytest.mark.parametrize("rate", [16000, 48000])
 def test_other_rates_become_the_one_of_all(rate: int) -> None:
-    made = decode("pcm", b"".join(encode("pcm", tones(1.0, rate), step=1000, rate=rate)))
+    made = sound_in(b"".join(encode("pcm", tones(1.0, rate), step=1000, rate=rate)), "pcm")
     assert len(made) == pytest.approx(RATE, abs=64)
     assert likeness(made, tones(1.0)) > 0.99
 
 
 def test_what_is_too_loud_is_cut_off() -> None:
-    made = decode("pcm", b"".join(encode("pcm", 3 * tones(0.2), step=480)))
+    made = sound_in(b"".join(encode("pcm", 3 * tones(0.2), step=480)), "pcm")
     assert made.max() > 0.99 and made.min() < -0.99  # no sample has the wrong sign
     assert np.all(np.sign(made[50:60]) == np.sign(tones(0.2)[50:60]))
 

@@ -64,6 +64,7 @@ CLIENTS = {
     "/rerank", "/reranking", "/v1/rerank", "/v1/reranking", "/v2/rerank", "/score", "/v1/score",
     "/classify", "/v1/classify",
     "/audio/transcriptions", "/audio/translations", "/v1/audio/transcriptions",
+    "/audio/speech", "/audio/voices", "/v1/audio/speech", "/v1/audio/voices",
     "/v1/audio/translations", "/v1/messages", "/v1/messages/count_tokens",
     "/responses", "/responses/compact", "/responses/input_tokens", "/responses/<response:id_>",
     "/responses/<response:id_>/cancel", "/responses/<response:id_>/input_items",

@@ -193,7 +193,10 @@ def of_server(server: ModelServer) -> Model:
         tags=server.config.tags,
         context_length=server.model.n_ctx_seq,
         max_model_len=server.model.n_ctx_seq,
-        architecture=_Architecture(server.model.modalities.names),
+        architecture=_Architecture(
+            server.model.modalities.names,
+            ("text",) if server.model.voices is None else ("text", "audio"),
+        ),
         meta=_Meta.like(info, n_ctx=server.model.n_ctx_seq),
         **_guidance(server),
     )
@@ -259,6 +262,7 @@ def properties_of(server: ModelServer) -> dict[str, Any]:
         "endpoint_chat": not config.serves_embeddings,
         "endpoint_embeddings": not config.reranking
         and (config.embeddings or config.embd_ctx_size > 0),
+        "endpoint_speech": model.voices is not None,
         "endpoint_slots": config.slots_endpoint,
         "endpoint_props": config.props_endpoint,
         "endpoint_metrics": config.metrics_endpoint,
@@ -285,6 +289,7 @@ def properties_of_another(
         "modalities": {"vision": False, "video": False, "audio": False},
         "endpoint_chat": "chat" in apis,
         "endpoint_embeddings": "embeddings" in apis,
+        "endpoint_speech": False,
         "is_sleeping": False,
         **_common(config),
         "endpoint_tools": False,

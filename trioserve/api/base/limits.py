@@ -43,6 +43,10 @@ MAX_LOOKUPS = 16384
 #: Files beside the one with the gap.
 MAX_EXTRA_FILES = 1024
 
+#: Characters of a text to speak, as OpenAI has it, and of the name of a language.
+MAX_SPEECH = 4096
+MAX_LANGUAGE = 64
+
 #: For `/tokenize` and `/detokenize`: characters or token ids.
 MAX_TEXT = 8 * 2**20
 MAX_TOKENS = 2**20

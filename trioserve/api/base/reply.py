@@ -32,6 +32,7 @@ from trioserve.server.compaction import CompactedEvent
 from trioserve.server.dispatch import Mailbox
 from trioserve.server.generation.requests import Queue
 from trioserve.server.runs.events import RunEnded, RunEvent, StepStarted
+from trioserve.server.speech.speech import SpeechEvent
 from trioserve.server.stream import (
     ChatChunk,
     ChatCompletion,
@@ -42,7 +43,7 @@ from trioserve.server.stream import (
 from trioserve.server.transcription.transcript import Summary, TranscriptEvent
 from trioserve.types import Chunk, Finished, Progress
 
-_E = TypeVar("_E", bound=sse.Event | RunEvent | TranscriptEvent | CompactedEvent)
+_E = TypeVar("_E", bound=sse.Event | RunEvent | TranscriptEvent | SpeechEvent | CompactedEvent)
 
 JSON = "application/json"
 
@@ -404,7 +405,7 @@ async def stream(
     return reply
 
 
-def _is_long(event: sse.Event | RunEvent | TranscriptEvent | CompactedEvent) -> bool:
+def _is_long(event: object) -> bool:
     """Judge if writing an event takes more than a few milliseconds."""
     if isinstance(event, RunEnded):
         event = event.answer.finished

@@ -290,7 +290,6 @@ _UNSERVED = {
     "OpenAI": {
         "/v1/images/": "no model here makes images; chats may contain them",
         "/v1/videos/": "no model here makes videos; chats may contain them",
-        "/v1/audio/speech/": "no model here speaks; /v1/audio/transcriptions listens",
         "/v1/moderations/": "ask a model in a chat",
         "/v1/fine_tuning/": "models are served here, and not trained",
         "/v1/assistants/": "/v1/responses takes its place",

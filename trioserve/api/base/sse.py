@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from trioserve.server.compaction import CompactedEvent
 from trioserve.server.runs.events import RunEvent
+from trioserve.server.speech.speech import SpeechEvent
 from trioserve.server.stream import ChatChunk
 from trioserve.server.transcription.transcript import TranscriptEvent
 from trioserve.types import Chunk, Finished, Progress, TokenProbs, WaitingStatus
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 Event: TypeAlias = Progress | Chunk | ChatChunk | Finished
 
-_E = TypeVar("_E", bound=Event | RunEvent | TranscriptEvent | CompactedEvent)
+_E = TypeVar("_E", bound=Event | RunEvent | TranscriptEvent | SpeechEvent | CompactedEvent)
 _Told = TypeVar("_Told", contravariant=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
@@ -149,3 +149,38 @@ def at_speed(rate: int, speed: float) -> Callable[[Sound | Spoken], Sequence[Sou
         return [*([Sound(event.task_id, rest, 0)] if len(rest) else []), event]
 
     return change
+
+
+@attrs.frozen
+class Encoded:
+    """The next bytes of encoded sound."""
+
+    data: bytes
+
+
+#: What a client is sent.
+SpeechEvent: TypeAlias = Encoded | Spoken
+
+
+class Encoding:
+    """Encodes the sound in events, for `Converted`. Call `close` when no thread works with it."""
+
+    def __init__(self, format: SoundFormat, rate: int) -> None:
+        self._make = partial(SoundEncoder, format, rate)
+        self._encoder: SoundEncoder | None = None
+
+    def encode(self, event: Sound | Spoken) -> Sequence[SpeechEvent]:
+        """Encode the sound of an event; the last one ends it."""
+        encoder = self._encoder = self._encoder or self._make()  # imports, for 0.2 s
+        if isinstance(event, Sound):
+            return _encoded(encoder.feed(event.samples))
+        return [*_encoded(encoder.finish()), event]
+
+    def close(self) -> None:
+        """Free the encoder."""
+        if self._encoder is not None:
+            self._encoder.close()
+
+
+def _encoded(data: bytes) -> Sequence[SpeechEvent]:
+    return [Encoded(data)] if data else []
