@@ -1,4 +1,4 @@
-"""Writes GGUF files with a fault in them: models, LoRA adapters and projectors.
+"""Writes GGUF files with a fault in them: models, LoRA adapters, projectors and speakers.
 
 `damaged(kind, seed, folder)` writes one, as flags for `Config`. The same seed makes the same file.
 Most faults leave a file that is sound as a GGUF: a tensor of another type has as many bytes as that
@@ -22,6 +22,7 @@ from tests.support import media_models, tiny_models
 from tests.support.architectures import GENERATING
 from tests.support.gguf_models import write_bert, write_decoder
 from tests.support.lora_files import make_lora
+from tests.support.speech_models import write_pocket, write_qwen
 from trioserve.models import BUNDLED, BUNDLED_PROJECTOR
 
 _ALIGNMENT = 32
@@ -328,12 +329,17 @@ class Damaged:
 
 
 def damaged(kind: str, seed: int, folder: Path) -> Damaged:
-    """Write a damaged "model", "adapter" or "projector". Sound files are kept in the folder."""
+    """Write a damaged "model", "adapter", "projector", or file of "speech".
+
+    Sound files are kept in the folder.
+    """
     chosen = random.Random(f"{kind} {seed}")
     sound, settings, field = _sound(kind, chosen, folder)
     path = folder / f"{kind}-{seed}.gguf"
     fault = _damage(sound, path, chosen)
     settings[field] = (str(path),) if field == "lora" else str(path)
+    if kind == "speech":
+        settings |= {"tts": settings["model"], "fit": "off"}  # as `speech_config` has it
     return Damaged(path, settings, f"{sound.stem}: {fault}")
 
 
@@ -350,6 +356,12 @@ def _sound(kind: str, chosen: random.Random, folder: Path) -> tuple[Path, dict[s
         pairs.mkdir(exist_ok=True)
         pair = media_models.write_pair(pairs, name)
         return pair.projector, pair.settings, "mmproj"
+    if kind == "speech":
+        write = chosen.choice((write_pocket, write_qwen))
+        pair = write(folder)
+        field = chosen.choice(("model", "mmproj", "mmproj"))
+        files = {"model": str(pair.model), "mmproj": str(pair.projector)}
+        return Path(files[field]), files, field
     name = chosen.choice(_ARCHITECTURES)
     path = folder / f"{name}.gguf"
     settings: dict[str, Any] = {"mmproj_auto": False}

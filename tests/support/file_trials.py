@@ -24,12 +24,14 @@ import structlog
 from tests.support.damaged_files import Damaged, damaged
 from tests.support.engine_events import take_events
 from tests.support.media_models import random_image, random_sound
+from tests.support.speech_models import recording
 from trioserve.config import Config
-from trioserve.engine import DecodeMaximal, EmbeddingEngine, Engine
+from trioserve.engine import DecodeMaximal, EmbeddingEngine, Engine, SpeechEngine
 from trioserve.errors import ModelLoadError, TrioServeError
 from trioserve.llama import load_here, room, trial
 from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.embedding import LlamaEmbedder
+from trioserve.llama.speech.speaker import LlamaSpeaker
 from trioserve.types import (
     CacheRoot,
     DecodedMedia,
@@ -37,6 +39,7 @@ from trioserve.types import (
     GenerationParams,
     Prompt,
     SamplingParams,
+    SpeechTask,
     Task,
 )
 
@@ -138,8 +141,23 @@ def _become(one: Damaged, descriptor: int, log: Path) -> None:
 # -- as requests would
 
 
-def _serve(backend: LlamaBackend | LlamaEmbedder) -> None:
-    """Compute what requests ask for: long and short prompts together, media, adapters."""
+def _serve(backend: LlamaBackend | LlamaEmbedder | LlamaSpeaker) -> None:
+    """Compute what requests ask for: long and short prompts together, media, adapters, voices."""
+    if isinstance(backend, LlamaSpeaker):
+        speech = SpeechEngine(backend, lambda: None)
+        for id_, (text, seconds) in enumerate(
+            (("One two.", 0.0), ("The cat sat on the mat. " * 4, 1.0), ("Hello", 2.7))
+        ):
+            try:
+                voice = backend.take_voice(recording(seconds)) if seconds else None
+                pieces = [backend.tokenize(text), backend.tokenize("Two.")]
+                spoken = SpeechTask(id=id_, pieces=pieces, voice=voice, seed=id_, max_frames=80)
+                speech.check(spoken)
+            except TrioServeError:
+                continue
+            speech.submit(spoken)
+        _run(speech)
+        return
     if isinstance(backend, LlamaEmbedder):
         engine: Any = EmbeddingEngine(backend, lambda: None)
         texts = [

@@ -43,8 +43,7 @@ class SpokenPrompt:
 class Utterance(Protocol):
     """A task being said: its random numbers, and the frames that are not sound yet.
 
-    Used by the inference thread. A failure of one leaves the others as they are. There is nothing
-    to free.
+    Used by the inference thread. A failure of one leaves the others as they are.
     """
 
     def begin(self, piece: int) -> SpokenPrompt:
@@ -70,6 +69,9 @@ class Utterance(Protocol):
             DecodeInterruptedError: `SpeechBackend.interrupt_sound` was called; nothing has changed.
             OutputError: the model makes no sense.
         """
+
+    def close(self) -> None:
+        """Free it. Closing twice is fine."""
 
 
 class SpeechBackend(ModelBackend, abc.ABC):

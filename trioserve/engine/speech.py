@@ -169,6 +169,8 @@ class SpeechEngine(SlottedEngine[SpeechState]):
     def _remove(self, request: SpeechState) -> None:
         super()._remove(request)
         self.backend.forget(request.slot)
+        if request.utterance is not None:
+            request.utterance.close()
 
     def _step(self) -> bool:
         counters = self._counters
@@ -247,7 +249,7 @@ class SpeechEngine(SlottedEngine[SpeechState]):
                 self._try(SpeechState.add_frame, request, row, self.n_ctx_seq)
 
     def _speak(self, request: SpeechState) -> None:
-        """Send the new frames as sound, and go on to the next text where this one has ended."""
+        """Send the new frames as sound; after the end of a text, begin with the next one."""
         assert request.utterance is not None
         try:
             with self._sounds.watching():

@@ -6,9 +6,9 @@ Only this package imports llama_cpp.
 `batch` and `adapters` wrap one kind of C object each. `sampler` chooses tokens, as far as `grammar`
 allows them. `drafter` and `heads` guess what comes next. `devices` and `machine` describe the
 hardware; `shape`, `fit` and `room` make a model fit its memory. `backend` combines them for the
-engine, and `embedding` for the embedding engine. `trial` computes what requests will ask for, and
-where the files are new, `trial_process` does that in another process, as for adapters that come
-later.
+engine, `embedding` for the embedding engine, and `speech` for the speech engine. `trial` computes
+what requests will ask for, and where the files are new, `trial_process` does that in another
+process, as for adapters that come later.
 All arguments are checked before they reach C, because llama.cpp aborts the process on bad values.
 Importing this package is cheap: the first call of `load` imports llama_cpp.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from trioserve.errors import ModelLoadError
 
@@ -26,10 +26,13 @@ if TYPE_CHECKING:
     from trioserve.config import Config
     from trioserve.llama.backend import LlamaBackend
     from trioserve.llama.embedding import LlamaEmbedder
+    from trioserve.llama.speech.speaker import LlamaSpeaker
+    from trioserve.models.speech import SpeechFiles
 
 Progress: TypeAlias = Callable[[float], bool]
+_Loaded = TypeVar("_Loaded", bound="LlamaBackend | LlamaEmbedder | LlamaSpeaker")
 
-__all__ = ["load"]
+__all__ = ["load", "load_speaker"]
 
 
 def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | LlamaEmbedder:
@@ -56,7 +59,7 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
     library.check_library()
     choice = auto_drafts.choose(config)
     if choice is None:
-        return _load(config, progress)
+        return _load(config, progress, _load_text)
     log, chosen, has_ended = get_logger("llama"), choice.config, False
     log.info(f"drafts: {choice.reason}")
 
@@ -66,18 +69,34 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
         return not has_ended
 
     try:
-        return _load(chosen, going_on)
+        return _load(chosen, going_on, _load_text)
     except ModelLoadError as error:
         is_free = "auto" in config.spec_type and config.spec_draft_model is None
         if has_ended or chosen.head_type is None or not is_free:
             raise
         why = error.message
-    backend = _load(auto_drafts.without_head(chosen), progress)
+    backend = _load(auto_drafts.without_head(chosen), progress, _load_text)
     log.warning("drafts: the head is not used", reason=why)
     return backend
 
 
-def _load(config: Config, progress: Progress | None) -> LlamaBackend | LlamaEmbedder:
+def load_speaker(
+    config: Config, files: SpeechFiles, *, progress: Progress | None = None
+) -> LlamaSpeaker:
+    """Load the model that speaks beside the one of a configuration, as `load` does.
+
+    Raises:
+        ModelLoadError: as `load`, and where the files do not fit each other or do not speak.
+        BackendMismatchError: the installed llama.cpp is not one we can use.
+    """
+    from trioserve.llama import library
+    from trioserve.llama.speech.speaker import LlamaSpeaker, speech_config
+
+    library.check_library()
+    return _load(speech_config(config, files), progress, LlamaSpeaker.load)
+
+
+def _load(config: Config, progress: Progress | None, make: Callable[..., _Loaded]) -> _Loaded:
     from trioserve.llama import devices, room, trial, trial_process
     from trioserve.llama.backend import LlamaBackend
     from trioserve.log import get_logger
@@ -95,7 +114,7 @@ def _load(config: Config, progress: Progress | None) -> LlamaBackend | LlamaEmbe
         is_new = not trial_process.run(fitted, first)
         if files != LoadedFiles.of(config, devices.versions()):
             raise ModelLoadError("a file of the model was replaced while it was tried")
-    backend = load_here(fitted, progress=progress)
+    backend = make(fitted, progress=progress)
     if isinstance(backend, LlamaBackend):
         backend.try_adapter = partial(trial_process.try_adapter, fitted)
         if found is not None:
@@ -118,8 +137,18 @@ def _halves(progress: Progress | None) -> tuple[Progress | None, Progress | None
     return lambda share: progress(share / 2), lambda share: progress((1 + share) / 2)
 
 
-def load_here(config: Config, *, progress: Progress | None = None) -> LlamaBackend | LlamaEmbedder:
-    """Load as `load` does, but do not try the model out."""
+def load_here(
+    config: Config, *, progress: Progress | None = None
+) -> LlamaBackend | LlamaEmbedder | LlamaSpeaker:
+    """Load as `load` and `load_speaker` do, but do not try the model out."""
+    if config.tts is None or config.tts != config.model:
+        return _load_text(config, progress=progress)
+    from trioserve.llama.speech.speaker import LlamaSpeaker
+
+    return LlamaSpeaker.load(config, progress=progress)
+
+
+def _load_text(config: Config, *, progress: Progress | None = None) -> LlamaBackend | LlamaEmbedder:
     if config.serves_embeddings:
         from trioserve.llama.embedding import LlamaEmbedder
 

@@ -34,6 +34,7 @@ from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import LlamaModel, Progress
 from trioserve.llama.sampler import LlamaSampler, add_score
 from trioserve.llama.sampler_chain import Offload
+from trioserve.llama.speech.generator import FAMILIES
 from trioserve.log import get_logger
 from trioserve.models import resolve_projector
 from trioserve.models.gguf import check_file
@@ -129,6 +130,8 @@ class LlamaBackend:
             progress, draft_progress = divide(config, progress)
         with ExitStack() as made:  # it is closed where the rest fails
             model = made.enter_context(LlamaModel.load(config, progress=progress))
+            if model.arch in FAMILIES.values():
+                raise ModelLoadError(f"The model in {model.info.path} speaks: name it with --tts.")
             projector = None
             if (path := resolve_projector(config)) is not None:
                 projector = LlamaProjector.load(path, model, config)

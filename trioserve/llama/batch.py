@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trioserve.engine.backend import MediaPiece
+from trioserve.engine.speaker import Rows
 from trioserve.errors import EngineError
 from trioserve.llama.context import Context
 from trioserve.llama.library import lib
@@ -290,6 +291,32 @@ class RowBatch(_NumberBatch):
         positions[:3] = np.arange(pos, pos + size, dtype=np.int32)
         super().__init__(rows, positions, np.full(size, seq, dtype=np.int32))
         self._logits[:] = logits
+
+
+class RowsBatch(_NumberBatch):
+    """Rows of several sequences, for a model that speaks. Each of them has an output.
+
+    Raises:
+        EngineError: a sequence or a position does not exist.
+    """
+
+    def __init__(self, batch: Sequence[Rows], *, n_sections: int, n_seqs: int) -> None:
+        for part in batch:
+            if not (0 <= part.seq < n_seqs and 0 <= part.pos < 2**31 - len(part.rows)):
+                raise EngineError(f"There is no position {part.pos} of a sequence {part.seq}.")
+        sizes = [len(part.rows) for part in batch]
+        #: The last row of each part.
+        self.last_rows = [int(end) - 1 for end in np.cumsum(sizes)]
+        positions = [
+            np.arange(part.pos, part.pos + size, dtype=np.int32)
+            for part, size in zip(batch, sizes, strict=True)
+        ]
+        super().__init__(
+            np.concatenate([part.rows for part in batch]),
+            np.tile(np.concatenate(positions), (n_sections, 1)),
+            np.repeat(np.array([part.seq for part in batch], dtype=np.int32), sizes),
+        )
+        self._logits[:] = 1
 
 
 def decode_pieces(

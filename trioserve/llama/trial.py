@@ -7,10 +7,12 @@ first request and, where the files are new, in a separate process.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 import numpy as np
 
 from trioserve.engine.backend import DraftRequest, MediaPiece
+from trioserve.engine.speaker import Rows
 from trioserve.errors import (
     DecodeError,
     EncodeError,
@@ -22,6 +24,7 @@ from trioserve.llama import last_word
 from trioserve.llama.backend import LlamaBackend
 from trioserve.llama.embedding import LlamaEmbedder
 from trioserve.llama.media.projector import LlamaProjector
+from trioserve.llama.speech.speaker import LlamaSpeaker
 from trioserve.log import get_logger
 from trioserve.types import (
     CacheRoot,
@@ -30,7 +33,9 @@ from trioserve.types import (
     DecodedMedia,
     MediaChunk,
     SamplingParams,
+    SpeechTask,
     TokenId,
+    Voice,
 )
 
 _log = get_logger("llama")
@@ -38,12 +43,17 @@ _log = get_logger("llama")
 #: Has words, digits, a line break, and a character that most vocabularies have in bytes only.
 _TEXT = "Once upon a time, 12 bears\nsang \U0001f600"
 
+#: Frames of sound that are made of a text.
+_FRAMES = 3
+
 #: The width of the image where the projector's file gives none.
 _WIDTH = 224
 
 
-def try_out(backend: LlamaBackend | LlamaEmbedder, *, everything: bool = True) -> None:
-    """Decode a prompt; with `everything`, use each adapter, the draft model and the projector, too.
+def try_out(
+    backend: LlamaBackend | LlamaEmbedder | LlamaSpeaker, *, everything: bool = True
+) -> None:
+    """Decode a prompt, or say a text; with `everything`, use all that came with the model.
 
     Nothing of it is left in the KV cache. What is not finite is not refused: other prompts may do
     better. Blocks.
@@ -56,6 +66,9 @@ def try_out(backend: LlamaBackend | LlamaEmbedder, *, everything: bool = True) -
     # A decode of a few tokens takes long where one of several threads has to wait for its core.
     backend.set_threads(1)
     try:
+        if isinstance(backend, LlamaSpeaker):
+            _speak(backend, everything=everything)
+            return
         if isinstance(backend, LlamaEmbedder):
             _embed(backend, _prompt(backend, everything))
         else:
@@ -73,6 +86,37 @@ def try_out(backend: LlamaBackend | LlamaEmbedder, *, everything: bool = True) -
         ) from error
     finally:
         backend.set_threads(max(choices[-1] for choices in backend.thread_choices))
+
+
+def _speak(speaker: LlamaSpeaker, *, everything: bool) -> None:
+    """Say the beginning of a text, without a voice and with that of a second of sound."""
+    last_word.names(*speaker.file_names)
+    # Not every vocabulary has all of the letters.
+    pieces = [speaker.vocab.tokenize(_TEXT)[: speaker.max_piece] or (0,)]
+    voices: list[Voice | None] = [None]
+    if everything and speaker.takes_voices:
+        voices.append(speaker.take_voice(_sound(speaker.voice_rate)))  # as short as may be
+    for voice in voices:
+        _say(speaker, SpeechTask(id=0, pieces=pieces, voice=voice, seed=0))
+
+
+def _say(speaker: LlamaSpeaker, task: SpeechTask) -> None:
+    """Say the first frames of a task."""
+    utterance = speaker.utterance(task)
+    with closing(utterance):
+        rows, pos = utterance.begin(0).rows[: speaker.n_ctx_seq - _FRAMES], 0
+        for _ in range(_FRAMES):
+            n_rows = len(rows)
+            for start in range(0, n_rows, speaker.n_batch):
+                part = rows[start : start + speaker.n_batch]
+                row = speaker.decode([Rows(part, pos + start, 0, True)])[0]
+            pos += n_rows
+            made = utterance.frame(row)
+            if made is None:
+                break
+            rows = made
+        utterance.sound()
+    speaker.forget(0)
 
 
 def _prompt(backend: LlamaBackend | LlamaEmbedder, whole: bool) -> Sequence[TokenId]:

@@ -254,6 +254,11 @@ class LlamaVocab:
         return tuple(token for token in self._of_kind(_CONTROL | _UNKNOWN) if self.names[token])
 
     @cached_property
+    def unknown(self) -> frozenset[TokenId]:
+        """The tokens that stand for text that the others cannot write."""
+        return frozenset(self._of_kind(_UNKNOWN))
+
+    @cached_property
     def max_token_bytes(self) -> int:
         """The length of the longest name: no token stands for more bytes of a text."""
         to_piece = short.llama_token_to_piece

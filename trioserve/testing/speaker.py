@@ -68,6 +68,7 @@ class ScriptedSpeaker(SpeechBackend):
     held: dict[int, int] = attrs.field(init=False, factory=dict)
     batches: list[int] = attrs.field(init=False, factory=list)
     outputs: list[float] = attrs.field(init=False, factory=list)
+    n_closed: int = attrs.field(init=False, default=0)  # utterances
     is_interrupted: bool = attrs.field(init=False, default=False)
     is_sound_interrupted: bool = attrs.field(init=False, default=False)
     closed: bool = attrs.field(init=False, default=False)
@@ -179,6 +180,9 @@ class ScriptedUtterance:
         levels = np.array(self._new, np.float32) * np.float32(sign / 512)
         self._new, self._window = [], self._backend.window
         return np.repeat(levels, self._backend.n_samples)
+
+    def close(self) -> None:
+        self._backend.n_closed += 1
 
     def _fail(self) -> None:
         failure = self._backend.frame_failures.pop(self._tokens[0], None)

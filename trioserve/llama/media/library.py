@@ -16,7 +16,8 @@ from trioserve.llama.library import lib
 FUNCTIONS = (
     "mtmd_bitmap_free", "mtmd_bitmap_init", "mtmd_bitmap_init_from_audio",
     "mtmd_bitmap_set_mergeable", "mtmd_context_params_default", "mtmd_decode_use_mrope",
-    "mtmd_decode_use_non_causal", "mtmd_encode_chunk", "mtmd_free", "mtmd_get_audio_sample_rate",
+    "mtmd_decode_use_non_causal", "mtmd_encode_chunk", "mtmd_free", "mtmd_gen_audio_get_info",
+    "mtmd_gen_audio_process", "mtmd_gen_inp_default", "mtmd_get_audio_sample_rate",
     "mtmd_get_output_embd", "mtmd_helper_image_get_decoder_pos", "mtmd_helper_log_set",
     "mtmd_init_from_file", "mtmd_input_chunk_get_n_pos", "mtmd_input_chunk_get_n_tokens",
     "mtmd_input_chunk_get_tokens_image", "mtmd_input_chunk_get_tokens_text",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ class LlamaProjector:
     def __init__(
         self, mtmd: Any, context: Any, model: LlamaModel, interrupt: EncodingInterrupt
     ) -> None:
-        self._mtmd = mtmd
+        self.mtmd = mtmd
         self._shared = SharedHandle(context)
         self._vocab = model.vocab
         self._interrupt = interrupt
@@ -90,6 +91,10 @@ class LlamaProjector:
         self._counts_images = False
         self._video_interval = 0
         self.bytes_per_cell = _SPECTRUM if self.hears else 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self._shared.is_closed
 
     @property
     def can_set_threads(self) -> bool:
@@ -171,13 +176,10 @@ class LlamaProjector:
             EncodeError: it failed.
             ServerClosingError: the projector is closed.
         """
-        mtmd = self._mtmd
-        with self._shared.in_use() as context:
+        mtmd = self.mtmd
+        with self.interruptible() as context:
             library.take_errors()
-            self._interrupt.start()
             code = mtmd.mtmd_encode_chunk(context, chunk.content.handle)
-            if self._interrupt.end():
-                raise EncodeInterruptedError("The encoding was interrupted.")
             if code != 0:
                 why = library.reason(library.take_errors())
                 raise EncodeError(f"The {chunk.kind} cannot be encoded: {why}.")
@@ -190,6 +192,24 @@ class LlamaProjector:
                 f"The projector made numbers of the {chunk.kind} that are not finite."
             )
         return found
+
+    def in_use(self) -> AbstractContextManager[Any]:
+        """Keep libmtmd's context valid in this block. Raises ServerClosingError."""
+        return self._shared.in_use()
+
+    @contextmanager
+    def interruptible(self) -> Iterator[Any]:
+        """Compute something in this block that `interrupt` ends; otherwise as `in_use`.
+
+        Raises EncodeInterruptedError: it was ended.
+        """
+        with self._shared.in_use() as context:
+            self._interrupt.start()
+            try:
+                yield context
+            finally:
+                if self._interrupt.end():  # whatever has come of it
+                    raise EncodeInterruptedError("The encoding was interrupted.")
 
     def interrupt(self) -> None:
         """End the `encode` that runs within milliseconds; without one, nothing. From any thread."""
@@ -208,7 +228,7 @@ class LlamaProjector:
         """Interrupt a running encoding, and free the projector. Closing twice is fine."""
         self._interrupt.set()
         if (context := self._shared.close()) is not None:
-            self._mtmd.mtmd_free(context)
+            self.mtmd.mtmd_free(context)
 
     def __del__(self) -> None:
         if getattr(self, "_shared", None) is not None and not self._shared.is_closed:
@@ -235,10 +255,10 @@ class LlamaProjector:
         media = tuple(map(self._with_silence, media))
         try:
             with self._shared.in_use() as context:
-                found = cut(self._mtmd, context, media)
+                found = cut(self.mtmd, context, media)
                 if self._counts_images and n_images:
                     earlier = [Placeholder(width=64, height=64)] * n_images
-                    numbered = _chunks(cut(self._mtmd, context, (*earlier, *media)))[-1]
+                    numbered = _chunks(cut(self.mtmd, context, (*earlier, *media)))[-1]
                     found = [numbered if isinstance(one, CutChunk) else one for one in found]
         except CutError as error:
             raise InvalidMediaError(f"The model cannot take it: {error}.", index=index) from error
@@ -284,9 +304,9 @@ class LlamaProjector:
             return
         try:
             with self._shared.in_use() as context:
-                found = [one for size in _LARGE for one in cut(self._mtmd, context, (size,))]
+                found = [one for size in _LARGE for one in cut(self.mtmd, context, (size,))]
                 own = self.image_size or _LARGE[-1].width
-                usual = _chunks(cut(self._mtmd, context, (Placeholder(width=own, height=own),)))[0]
+                usual = _chunks(cut(self.mtmd, context, (Placeholder(width=own, height=own),)))[0]
         except CutError as error:
             raise ModelLoadError(f"The projector {path} cannot be used: {error}.") from error
         if any(token < 0 for one in found if not isinstance(one, CutChunk) for token in one):
