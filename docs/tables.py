@@ -134,6 +134,7 @@ PYTHON = {
     ),
     "Answers": ("server.stream", "chat.deltas", "server.generation.embeddings"),
     "Transcripts": ("server.transcription.transcript",),
+    "Speech": ("server.speech.speech",),
     "Tools and agents": (
         "server.runs.run",
         "server.runs.params",

@@ -124,6 +124,7 @@ from .server.keywords import (
     CompletionFields as CompletionFields,
     ContextFields as ContextFields,
     RenderFields as RenderFields,
+    SpeechFields as SpeechFields,
     TranscriptionFields as TranscriptionFields,
 )
 from .server.observers.observer import (
@@ -157,6 +158,11 @@ from .server.runs.params import (
 )
 from .server.runs.run import (
     AgentRun as AgentRun,
+)
+from .server.speech.speech import (
+    Speech as Speech,
+    SpeechParams as SpeechParams,
+    SpeechStream as SpeechStream,
 )
 from .server.stream import (
     ChatChunk as ChatChunk,

@@ -44,7 +44,7 @@ from trioserve.remote.server import AnyServer, RemoteServer, RemoteStream, _chat
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.stream import ChatChunk, ChatCompletion
 from trioserve.server.transcription.transcript import Word
-from trioserve.testing import ScriptedBackend
+from trioserve.testing import ScriptedBackend, ScriptedSpeaker, heard
 from trioserve.types import Chunk, FinishReason, Grammar, Timings
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -242,6 +242,23 @@ async def test_times_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         word = Word(text="pid", start=0.0, end=0.5)
         assert timed.segments[0].words == (word,) * 3  # the fake gives each segment the same
         assert timed.segments[0].no_speech_prob == 0.25
+
+
+async def test_speech() -> None:
+    async with remote(partial(ScriptedBackend, speaker=ScriptedSpeaker)) as (server, _):
+        speech = await server.speak("Hello there.", language="de", priority=1)
+        assert heard(speech.samples) == "Hello there."
+        assert (speech.rate, speech.seconds) == (24_000, pytest.approx(12 / 12.5))
+        fast = await server.speak("Hello there.", speed=2.0)
+        assert fast.seconds == pytest.approx(speech.seconds / 2, rel=0.1)
+        with pytest.raises(InvalidRequestError, match="is not known") as caught:
+            await server.speak("Hello", voice="nobody")
+        assert caught.value.param == "voice"
+        with pytest.raises(UnsupportedFieldError, match="'param' has no effect"):
+            await server.speak("Hello", param="x")
+    async with remote() as (server, _):
+        with pytest.raises(NotSupportedError, match="--tts"):
+            await server.speak("Hello")
 
 
 async def test_errors_have_their_classes() -> None:

@@ -29,20 +29,29 @@ from trioserve.chat.deltas import (
 from trioserve.chat.messages import Audio, text_part
 from trioserve.concurrency import EnteredOnce
 from trioserve.errors import InvalidMediaError, UnavailableError, UnsupportedFieldError
+from trioserve.media.encode import RATE
 from trioserve.remote import answers
 from trioserve.remote.answers import AnswerEvent, CompletionEvent, Ending
-from trioserve.remote.client import ServerClient, ServerEvents, connected_to, read_json
+from trioserve.remote.client import (
+    ServerClient,
+    ServerEvents,
+    connected_to,
+    read_json,
+    receive_all,
+)
 from trioserve.server.generation.embeddings import Embeddings, Ranking
 from trioserve.server.keywords import (
     ChatFields,
     CompletionFields,
     ContextFields,
     RenderFields,
+    SpeechFields,
     TranscriptionFields,
 )
 from trioserve.server.model_server import ModelServer
 from trioserve.server.prompts.media import MixedPrompt
 from trioserve.server.prompts.text import Messages
+from trioserve.server.speech.speech import Speech
 from trioserve.server.stream import ChatChunk, ChatCompletion, Completion
 from trioserve.server.transcription.transcript import Segment, Summary, Transcript, Word
 from trioserve.types import Chunk, Finished, FinishReason, Grammar, Prompt, Timings
@@ -428,6 +437,26 @@ class RemoteServer(EnteredOnce):
             given["timestamp_granularities"] = ["word", "segment"]
         body = {**given, "response_format": "verbose_json", "file": recording}
         return (await self._client.ask(path, body, write_form, form=_Heard)).transcript()
+
+    async def speak(self, text: str, **fields: Unpack[SpeechFields]) -> Speech:
+        """Speak a text, and return all of the sound; the numbers of frames are not known.
+
+        Raises:
+            TrioServeError: as `Server.speak`, and as `stream_complete`.
+        """
+        given = self._http(fields)
+        _refuse(frozenset({"param"}), given)
+        body = {**given, "input": text, "response_format": "pcm"}
+        async with self._client.answer("/v1/audio/speech", body) as answer:
+            data = await receive_all(answer, name=self._client.name)
+        samples = np.frombuffer(data[: len(data) & ~1], "<i2").astype(np.float32)
+        return Speech(
+            samples=samples / np.float32(2**15),
+            rate=RATE,
+            n_prompt=0,
+            n_frames=0,
+            timings=Timings(),
+        )
 
     async def tokenize(
         self, prompt: str, *, add_special: bool = True, parse_special: bool = True

@@ -14,6 +14,7 @@ from tests.support.rpc_peer import answers, closes, listening
 from trioserve.cli.commands import doctor
 from trioserve.cli.main import main
 from trioserve.llama import devices, machine
+from trioserve.models import BUNDLED, BUNDLED_PROJECTOR
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +93,24 @@ def test_a_model_that_cannot_be_loaded(diagnose, tmp_path: Path) -> None:
     assert report.about("model") == [
         "problem: The model org/none is not on this machine yet; trioserve pull downloads it."
     ]
+
+
+def test_a_model_that_speaks(diagnose, tmp_path: Path) -> None:
+    (tmp_path / "ada.wav").touch()
+    argv = ("--tts", str(BUNDLED), "--tts-voices", str(tmp_path))
+    report = diagnose(*argv, "--tts-mmproj", str(BUNDLED_PROJECTOR))
+    assert report.about("speech") == [
+        f"ok: bundled.gguf with {BUNDLED_PROJECTOR.name}; voices: default, ada"
+    ]
+    for more, message in (
+        (["--tts-mmproj", str(tmp_path / "x.gguf")], "No such file"),
+        (["--tts", "user/voice"], "is not on this machine yet"),
+    ):
+        (found,) = diagnose(*argv, *more).about("speech")
+        assert found.startswith("problem: ") and message in found
+    (tmp_path / "ada.mp3").touch()
+    (found,) = diagnose(*argv, "--tts-mmproj", str(BUNDLED_PROJECTOR)).about("speech")
+    assert found.startswith("problem: ") and "are both the voice 'ada'" in found
 
 
 def test_a_port_that_is_taken(diagnose) -> None:

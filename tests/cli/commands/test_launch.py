@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
 import pytest
 import trio
@@ -46,6 +47,16 @@ async def test_a_server_that_runs_is_used() -> None:
         assert found.api_key == NO_KEY
         port = url.rpartition(":")[2]
         assert await endpoint(None, "--port", port) == found
+
+
+async def test_a_flag_may_need_a_server_of_the_command() -> None:
+    async with serving_script() as (url, _):
+        flags = ("--port", url.rpartition(":")[2], "--tts", "v.gguf")
+        assert await server(None, *flags)._running() is not None
+        own = attrs.evolve(server(None, *flags), own=("tts",))
+        assert await own._running() is None
+        assert await attrs.evolve(own, url=url)._running() is not None
+        assert await attrs.evolve(own, flags=flags[:2])._running() is not None
 
 
 async def test_the_api_key_is_that_of_the_flags() -> None:

@@ -67,6 +67,26 @@ COMMANDS: Mapping[str, Command] = {
         (_URL, Option("-v --verbose", "print the speeds of each answer")),
         function="terminal.run",
     ),
+    "speak": Command(
+        "[TEXT ...]",
+        "speak a text: write a file with the sound",
+        "Without TEXT, or with -, it is read from standard input. FILE ends with .mp3, .wav,\n"
+        ".flac, .opus, .ogg, .aac or .pcm, its format; -o - writes WAV to standard output.\n"
+        "It uses the server that the flags and variables describe, or the one at URL. If there is\n"
+        "none, or the flags have --tts, a server is started with these flags, and ends with the\n"
+        "command.\n",
+        (
+            Option("-o --output FILE", "the file where the sound goes",
+                   lambda name, text: as_path(name, text) if text == "-" else writable(name, text)),
+            Option("--voice NAME", "the voice: GET /v1/audio/voices lists those of a server "
+                   "(default: its default)", default="default"),
+            Option("--speed X", "how fast it is, from 0.25 to 4 (default 1)",
+                   _reading(readers.number)),
+            Option("--language CODE", "the language, such as en"),
+            Option("--format {mp3,opus,aac,flac,wav,pcm}", "the format, whatever FILE ends with"),
+            _URL,
+        ),
+    ),
     "pull": Command(
         "[MODEL ...]",
         "download models from the hub into the cache, or what is new of them",

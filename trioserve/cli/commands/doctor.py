@@ -38,8 +38,10 @@ from trioserve.llama.rpc import library
 from trioserve.llama.rpc.peers import Peer, greet, locate
 from trioserve.models import resolve
 from trioserve.models.catalog import Catalog, Source, describe
+from trioserve.models.gguf import check_file
 from trioserve.models.hub.cache import default_cache_dir, default_endpoint
 from trioserve.models.hub.client import proxy_of
+from trioserve.models.speech import resolve_speech
 from trioserve.units import bytes_text, duration_text, rate_text
 
 if sys.platform != "win32":
@@ -300,6 +302,22 @@ def _free_for_model(in_ram: int | None, config: Config) -> int | None:
     return None if in_ram is None else in_ram + sum(gpus) + sum(remote)
 
 
+def _speech(config: Config, *_others: object) -> Iterator[Finding]:
+    from trioserve.server.speech.recordings import DEFAULT_VOICE, find_recordings
+
+    try:
+        files = resolve_speech(on_disk(config))
+        if files is None:
+            return
+        for path in attrs.astuple(files):
+            check_file(path)
+        voices = ", ".join(dict.fromkeys((DEFAULT_VOICE, *find_recordings(config))))
+    except TrioServeError as error:
+        yield _problem("speech", error.message)
+    else:
+        yield _ok("speech", f"{files.model.name} with {files.projector.name}; voices: {voices}")
+
+
 @cache
 def _peers(config: Config) -> list[Peer | ModelLoadError]:
     """Connect to the machines in `--rpc`, once."""
@@ -478,6 +496,6 @@ def _network(
 
 #: In the order of the report.
 CHECKS: tuple[_Check, ...] = (
-    _versions, _extras, _devices, _cores, _throttling, _rpc, _model, _disk, _models, _network,
-    _port, _limits, _folders,
+    _versions, _extras, _devices, _cores, _throttling, _rpc, _model, _speech, _disk, _models,
+    _network, _port, _limits, _folders,
 )  # fmt: skip

@@ -211,7 +211,8 @@ _OF_ADDRESS = frozenset(
 class AgentServer:
     """The server that an agent is to use: one that runs, or else one that is started.
 
-    `sends` are fields of the flags that requests have.
+    `sends` are fields of the flags that requests have. With a flag of the fields `own`, one is
+    started in any case, unless it is named by its URL.
     """
 
     url: str | None
@@ -219,6 +220,7 @@ class AgentServer:
     flags: Sequence[str]
     environ: Mapping[str, str]
     sends: Collection[str] = ()
+    own: Collection[str] = ()
 
     @asynccontextmanager
     async def endpoint(self, *, must_run: bool = False) -> AsyncIterator[Endpoint]:
@@ -242,16 +244,22 @@ class AgentServer:
         async with started(self.flags, self.config, self.environ) as address:
             yield await self._load(address, only(await models_at(address)))
 
+    @property
+    def _set(self) -> Collection[str]:
+        """The fields that the command line sets."""
+        return parse(self.flags, {}).options
+
     def _warn(self, address: Address) -> None:
         """Name the flags that a server which runs already cannot have."""
-        options = parse(self.flags, {}).options
-        names = [BY_FIELD[field].names[-1] for field in options if field not in self.sends]
+        names = [BY_FIELD[field].names[-1] for field in self._set if field not in self.sends]
         if lost := [name for name in names if name not in _OF_ADDRESS]:
             note(f"{', '.join(lost)} has no effect: the server at {address} runs already")
 
     async def _running(self) -> tuple[Address, str] | None:
         """The server that has the model; None if one is to be started. Raises TrioServeError."""
         address = Address.of(self.url, self.config)
+        if self.url is None and not set(self.own).isdisjoint(self._set):
+            return None
         if address.socket_path is not None:
             if self.url is not None:
                 raise ConfigError("agents need an address with a port; --url names a Unix socket")
