@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import platform
@@ -112,6 +113,15 @@ def left_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[tuple[str, st
     monkeypatch.setattr(left_out_module, "_log", log)
     monkeypatch.setattr(left_out_module, "_logged", set())
     return log
+
+
+#: No garbage is looked for while thousands of tests are imported, and never among them.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header() -> list[str]:

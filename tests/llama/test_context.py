@@ -18,7 +18,7 @@ from trioserve.llama.context import (
     thread_choices,
     threads,
 )
-from trioserve.llama.layout import CACHE_TYPES, choose, kv_cache_size, sequences
+from trioserve.llama.layout import CACHE_TYPES, cache_size, choose, sequences
 from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel
 
@@ -72,7 +72,7 @@ def test_the_size_of_the_cache_is_known_before(
     monkeypatch.setattr(library.lines, "write", lambda _level, line: lines.append(line))
     make(model, **fields).close()
     [size] = re.findall(r"KV buffer size = +([\d.]+) MiB", "\n".join(lines))
-    expected = kv_cache_size(model, Config(**fields), 1024)
+    expected = cache_size(model.shape, Config(**fields), 1024)
     assert float(size) == pytest.approx(expected / 2**20, abs=0.01)
 
 
@@ -143,8 +143,8 @@ def test_more_logits_than_there_is_room_for_are_refused(model: LlamaModel) -> No
 
 def test_sequences_to_keep_come_on_top_of_those_of_the_slots() -> None:
     assert sequences(Config(parallel=3)) == 35
-    assert sequences(Config(parallel=3, kv_unified=False)) == 3
-    assert sequences(Config(parallel=3, kv_unified=False, cache_seqs=2)) == 5
+    assert sequences(Config(parallel=3), unified=False) == 3
+    assert sequences(Config(parallel=3, cache_seqs=2), unified=False) == 5
     assert sequences(Config(parallel=200, cache_seqs=255)) == 256
 
 
@@ -174,7 +174,7 @@ def test_a_model_that_cannot_be_cut_has_one_cache(
 ) -> None:
     monkeypatch.setattr(LlamaModel, "can_cut", False)
     assert choose(model, Config(parallel=8, ctx_size=65536), may_be_elastic=False).unified
-    monkeypatch.setattr(layout, "kv_cache_size", lambda *_: 0)  # as that of recurrent models
+    monkeypatch.setattr(LlamaModel, "has_state", True)
     assert choose(model, Config(parallel=8, ctx_size=65536)).unified
 
 

@@ -89,7 +89,7 @@ def test_memory_is_there_once_it_was_written_and_until_it_is_given_back(
     clear(backend)
     before = written(backend)
     assert before < MIB
-    cell = layout.kv_cache_size(backend._model, Config(), 256) // 256
+    cell = layout.cache_size(backend._model.shape, Config(), 256) // 256
     decode(backend, 3, 4000)
     decode(backend, 11, 1000)
     grown = written(backend) - before
@@ -169,7 +169,7 @@ def test_copies_take_no_more_than_the_context_and_half_of_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = Config(parallel=n_slots, ctx_size=2048)
-    size = layout.kv_cache_size(model, config, 256)
+    size = layout.cache_size(model.shape, config, 256)
     n_bytes = None if free is None else -(-free * size // 256)
     monkeypatch.setattr(layout, "free_memory", lambda: n_bytes)
     assert choose(model, config).n_copies == n_copies

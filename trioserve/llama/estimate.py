@@ -19,7 +19,7 @@ from trioserve.llama import library
 from trioserve.llama.context import Context, generation_params
 from trioserve.llama.drafter import draft_config
 from trioserve.llama.embedding import embedding_params, pooling_beside
-from trioserve.llama.layout import CACHE_TYPES, CELL, beside_text, choose
+from trioserve.llama.layout import CELL, beside_text, cell_size, choose
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.model import LlamaModel
@@ -97,10 +97,10 @@ def measure(config: Config) -> Estimate:
     weights += total_size(Path(path) for path, _ in config.lora_files)
     if config.spec_draft_model is not None and config.head_type is not None:
         head = resolve(config.spec_draft_model)
-        weights, cache = (
-            weights + total_size(parts_of(head)),
-            cache + _cache_of(head, config, n_ctx),
-        )
+        layers = () if (shape := read_shape(head)) is None else shape.layers
+        types = (config.spec_draft_type_k, config.spec_draft_type_v)
+        weights += total_size(parts_of(head))
+        cache += int(n_ctx * cell_size(layers, *types))
     projector = None if config.reranking else resolve_projector(config)
     if projector is not None:
         weights += total_size([projector])
@@ -110,15 +110,6 @@ def measure(config: Config) -> Estimate:
             weights + other.weights, cache + other.cache, compute + other.compute
         )  # fmt: skip
     return Estimate(weights=weights, cache=cache, compute=compute, n_ctx=n_ctx)
-
-
-def _cache_of(head: Path, config: Config, n_ctx: int) -> int:
-    """Return the bytes of a head's KV cache; 0 if its header cannot be read."""
-    shape = read_shape(head)
-    types = CACHE_TYPES[config.spec_draft_type_k], CACHE_TYPES[config.spec_draft_type_v]
-    layers = () if shape is None else shape.layers
-    of_cell = sum(one.key * types[0].width + one.value * types[1].width for one in layers)
-    return int(n_ctx * of_cell)
 
 
 def _check_cells(n_ctx: int) -> None:

@@ -30,18 +30,19 @@ from trioserve.llama import lazy_pages
 from trioserve.llama.context import DRAFT_ROWS, SCORE_ROWS
 from trioserve.llama.drafter import draft_config
 from trioserve.llama.layout import (
-    CACHE_TYPES,
     CELL,
     Layout,
     LayoutFacts,
     beside_text,
+    cell_size,
     decide,
+    elastic_size,
     for_embeddings,
     pad,
     snapshots,
 )
 from trioserve.llama.model import longest
-from trioserve.llama.shape import Layer, Shape
+from trioserve.llama.shape import Shape
 from trioserve.units import bytes_text
 
 _MIB = 2**20
@@ -165,14 +166,16 @@ def fit(models: Models, config: Config, room: Room) -> Fit:
 
 def need(models: Models, config: Config, room: Room) -> Need:
     """Compute what a server with this configuration takes."""
-    found = _need(models.model, config, room)
+    layout = layout_of(models.model, config, room)
+    found = _need(models.model, config, layout, room)
     process = PROCESS + _TOKEN * models.model.n_vocab
     if models.draft is not None:
-        own = draft_config(config, layout_of(models.model, config, room))
-        found += _need(models.draft, own, room)
+        own = draft_config(config, layout)
+        found += _need(models.draft, own, layout_of(models.draft, own, room), room)
         process += _TOKEN * models.draft.n_vocab
     if config.embd_ctx_size and not config.serves_embeddings:
-        found += _need(_without_weights(models.model), beside(models.model, config), room)
+        own, shape = beside(models.model, config), _without_weights(models.model)
+        found += _need(shape, own, layout_of(shape, own, room), room)
     mapped = found.weights if models.is_mapped else 0
     return Need(
         process=process,
@@ -181,7 +184,7 @@ def need(models: Models, config: Config, room: Room) -> Need:
         cache=found.cache,
         compute=found.compute,
         gpus=found.gpus,
-        n_ctx=layout_of(models.model, config, room).n_ctx,
+        n_ctx=layout.n_ctx,
     )
 
 
@@ -217,12 +220,13 @@ class _Sum:
 def layout_of(shape: Shape, config: Config, room: Room) -> Layout:
     """Choose the layout of the KV cache, as for a loaded model."""
     config = _as_run(shape, config)
+    offloads = room.gpus and config.n_gpu_layers != 0 and config.kv_offload
     facts = LayoutFacts(
         n_ctx_train=shape.n_ctx_train,
         can_cut=_can_cut(shape, config),
         n_snapshots=snapshots(config, shape.arch),
         longest=longest(shape.n_ctx_train, config, lambda: shape.has_positions),
-        elastic_size=_elastic_size(shape, config, room),
+        elastic_size=elastic_size(shape, config) if room.is_lazy and not offloads else 0,
         memory=room.total_ram or None,
     )
     return decide(config, facts)
@@ -240,28 +244,11 @@ def _as_run(shape: Shape, config: Config) -> Config:
     return for_embeddings(config, size, is_causal=shape.is_causal, has_state=shape.has_state)
 
 
-def _elastic_size(shape: Shape, config: Config, room: Room) -> int:
-    """Return the bytes of 256 cells of an elastic cache; 0: it cannot be elastic."""
-    offloads = room.gpus and config.n_gpu_layers != 0 and config.kv_offload
-    if offloads or config.flash_attn == "off" or not room.is_lazy:
-        return 0
-    if shape.has_state or not shape.is_even:
-        return 0
-    size = 256 * sum(_cell(one, config) for one in shape.layers if not one.is_windowed)
-    return int(size or 256 * sum(_cell(one, config) for one in shape.layers))
-
-
-def _cell(layer: Layer, config: Config) -> float:
-    """Compute the bytes of a cell in a layer."""
-    key, value = (CACHE_TYPES[one].width for one in (config.cache_type_k, config.cache_type_v))
-    return layer.key * key + layer.value * value
-
-
-def _need(shape: Shape, config: Config, room: Room) -> _Sum:
+def _need(shape: Shape, config: Config, layout: Layout, room: Room) -> _Sum:
     """Add up what a model and its context take in RAM and on each device."""
-    layout, run = layout_of(shape, config, room), _as_run(shape, config)
+    run = _as_run(shape, config)
     n_outputs, n_scores, n_ubatch = _batch(shape, run, layout)
-    places = _places(shape, config, room)
+    places, types = _places(shape, config, room), (config.cache_type_k, config.cache_type_v)
     ram, cache, gpus = shape.embedding, CELL * layout.n_cells, [0] * len(room.gpus)
     if not (shape.has_cache and shape.is_causal):
         cache = 0
@@ -271,7 +258,7 @@ def _need(shape: Shape, config: Config, room: Room) -> _Sum:
         in_ram = layer.experts if config.cpu_moe or i < config.n_cpu_moe else 0
         in_ram += layer.dense if i < config.n_cpu_ffn else 0
         n_cells = windows if layer.is_windowed and not config.swa_full else layout.n_ctx
-        of_cache = int(_cell(layer, config) * n_cells) if shape.is_causal else 0
+        of_cache = int(cell_size([layer], *types) * n_cells) if shape.is_causal else 0
         of_cache += layer.state * layout.n_seqs * (1 + snapshots(run, shape.arch))
         if place is None or not config.kv_offload:
             cache += of_cache

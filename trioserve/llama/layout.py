@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -13,8 +14,8 @@ from trioserve.llama import lazy_pages
 from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory, total_memory
 from trioserve.llama.model import LlamaModel
+from trioserve.llama.shape import Layer, Shape
 from trioserve.units import bytes_text
-from trioserve.whole_numbers import whole_number
 
 
 @attrs.frozen
@@ -98,12 +99,13 @@ class LayoutFacts:
 
 def choose(model: LlamaModel, config: Config, *, may_be_elastic: bool = True) -> Layout:
     """Choose the layout for a loaded model, with room for copies; see `decide`."""
+    may_be_elastic &= lazy_pages.is_supported() and not (model.has_state or on_gpu(config))
     facts = LayoutFacts(
         n_ctx_train=model.info.n_ctx_train,
         can_cut=model.can_cut,
         n_snapshots=snapshots(config, model.arch),
         longest=model.max_n_ctx_seq(config),
-        elastic_size=_elastic_size(model, config) if may_be_elastic else 0,
+        elastic_size=elastic_size(model.shape, config) if may_be_elastic else 0,
         memory=total_memory(),
     )
     layout = decide(config, facts)
@@ -160,7 +162,7 @@ def decide(config: Config, facts: LayoutFacts) -> Layout:
     if unified is None:
         needs_all = is_one or config.kv_unified_per_slot > 0 or not facts.can_cut
         unified = not n_part and (needs_all or n_ctx // config.parallel < ENOUGH)
-    n_seqs = sequences(attrs.evolve(config, kv_unified=unified), facts.n_snapshots)
+    n_seqs = sequences(config, facts.n_snapshots, unified=unified)
     is_elastic = n_part > 0
     if not is_elastic:
         n_part = n_ctx if unified else pad(n_ctx // n_seqs)
@@ -173,7 +175,7 @@ def _room_for_copies(model: LlamaModel, config: Config, n_ctx: int) -> int:
     if free is None:
         return n_ctx
     # Layers with a window count as the others: a little too much rather than nothing.
-    size = kv_cache_size(model, attrs.evolve(config, swa_full=True), 256)
+    size = cache_size(model.shape, config, 256, with_windows=True)
     return max(0, free * 256 // size - n_ctx) // 2
 
 
@@ -192,20 +194,6 @@ def _elastic_part(config: Config, facts: LayoutFacts, n_ctx: int) -> int:
         room = facts.memory // 2 // (config.parallel * facts.elastic_size) * 256
     n_part = min(wanted, room)
     return n_part if n_part >= min(wanted, max(ENOUGH, n_ctx // config.parallel)) else 0
-
-
-def _elastic_size(model: LlamaModel, config: Config) -> int:
-    """Return the bytes of 256 cells of an elastic cache; 0: it cannot be elastic."""
-    # Without flash attention, each token is written all over the values.
-    if on_gpu(config) or config.flash_attn == "off" or not lazy_pages.is_supported():
-        return 0
-    heads = model.metadata.get(f"{model.arch}.attention.head_count_kv", "1")
-    if whole_number(heads) is None:  # not all layers are of one size
-        return 0
-    size = kv_cache_size(model, config, 256)
-    if model.window and not size:  # the file does not say which layers have the window
-        size = kv_cache_size(model, attrs.evolve(config, swa_full=True), 256)
-    return size
 
 
 def on_gpu(config: Config) -> bool:
@@ -229,7 +217,7 @@ def snapshots(config: Config, arch: str) -> int:
     return min(longest, MAX_SNAPSHOTS)
 
 
-def sequences(config: Config, n_snapshots: int = 0) -> int:
+def sequences(config: Config, n_snapshots: int = 0, *, unified: bool = True) -> int:
     """Return the number of KV sequences: one for each slot, and those kept for later prompts.
 
     In a unified cache a kept sequence costs the cells it holds. In a split one it costs its whole
@@ -237,34 +225,36 @@ def sequences(config: Config, n_snapshots: int = 0) -> int:
     """
     extra = config.cache_seqs
     if extra == -1:
-        extra = 0 if config.kv_unified is False else 32 // (1 + n_snapshots)
+        extra = 32 // (1 + n_snapshots) if unified else 0
     return min(config.parallel + extra, int(lib.llama_max_parallel_sequences()))
 
 
-def kv_cache_size(model: LlamaModel, config: Config, n_ctx: int) -> int:
-    """Return how many bytes a KV cache of `n_ctx` cells takes at least.
+def cell_size(layers: Iterable[Layer], key_type: str, value_type: str) -> float:
+    """Return the bytes of a cell in some layers together, with keys and values of these types."""
+    key, value = (CACHE_TYPES[one].width for one in (key_type, value_type))
+    return sum(one.key * key + one.value * value for one in layers)
 
-    This is exact for plain attention. Layers with a sliding window are not counted unless the file
-    says which they are. Recurrent and hybrid models count as 0, because the file does not say how
-    their memory grows with the context.
+
+def cache_size(
+    shape: Shape | None, config: Config, n_ctx: int, *, with_windows: bool = False
+) -> int:
+    """Return the bytes of a KV cache of `n_ctx` cells; 0 if the header could not be read.
+
+    Layers with a sliding window count if they have as many cells as the others, or if told so.
     """
-    if model.has_state:
+    with_windows |= config.swa_full
+    layers = () if shape is None else shape.layers
+    counted = [one for one in layers if with_windows or not one.is_windowed]
+    return int(n_ctx * cell_size(counted, config.cache_type_k, config.cache_type_v))
+
+
+def elastic_size(shape: Shape | None, config: Config) -> int:
+    """Return the bytes of 256 cells of an elastic cache; 0: it cannot be elastic."""
+    # Without flash attention, each token is written all over the values.
+    if config.flash_attn == "off" or shape is None or shape.has_state or not shape.is_even:
         return 0
-    arch, metadata, info = model.arch, model.metadata, model.info
-    layers = info.n_layer
-    if lib.llama_model_n_swa(model.handle) > 0 and not config.swa_full:
-        pattern = metadata.get(f"{arch}.attention.sliding_window_pattern", "")
-        layers //= whole_number(pattern, least=1) or layers + 1
-    width = info.n_embd // max(1, lib.llama_model_n_head(model.handle))
-    key = whole_number(metadata.get(f"{arch}.attention.key_length", "")) or width
-    value = whole_number(metadata.get(f"{arch}.attention.value_length", "")) or width
-    if f"{arch}.attention.kv_lora_rank" in metadata:
-        value = 0  # the values are a part of the keys
-    per_head = (
-        key * CACHE_TYPES[config.cache_type_k].width
-        + value * CACHE_TYPES[config.cache_type_v].width
-    )
-    return int(n_ctx * layers * lib.llama_model_n_head_kv(model.handle) * per_head)
+    size = cache_size(shape, config, 256)
+    return size or cache_size(shape, config, 256, with_windows=True)
 
 
 def check_memory(model: LlamaModel, config: Config, layout: Layout, params: Any) -> None:
@@ -276,7 +266,7 @@ def check_memory(model: LlamaModel, config: Config, layout: Layout, params: Any)
     if free is None or on_gpu(config):
         return  # unknown, or on a GPU, where an allocation that is too large fails cleanly
     cells = layout.n_ctx if layout.is_elastic else layout.n_cells
-    cache = kv_cache_size(model, config, cells)
+    cache = cache_size(model.shape, config, cells)
     if layout.is_elastic:
         cache += layout.n_cells * CELL
     logits = params.n_outputs_max * model.info.n_vocab * 4

@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trioserve.llama.machine import (
     is_in_use,
     mark_in_use,
 )
+from trioserve.llama.shape import Shape, read_shape
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.models import gguf, resolve
 from trioserve.models.head_families import FILE_TYPES
@@ -55,6 +57,7 @@ class LlamaModel(HandleOwner):
         self.has_weights = has_weights
         self._in_use = mark_in_use(path) if has_weights else None
         self._swa_full = config.swa_full
+        self._overridden = devices.overridden(config)
         self._lending = threading.Lock()
         self._n_lent, self._is_closing = 0, False
         try:
@@ -130,6 +133,11 @@ class LlamaModel(HandleOwner):
             lib.llama_model_free(handle)
         if self._in_use is not None:
             self._in_use.close()
+
+    @cached_property
+    def shape(self) -> Shape | None:
+        """The sizes that the header of the file tells; None if it cannot be read."""
+        return read_shape(Path(self.info.path), self._overridden)
 
     @property
     def arch(self) -> str:
