@@ -14,7 +14,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 
-from tests.support.client_requests import FILL, FILLED, REQUESTS, USER, ClientRequest, function
+from tests.support.client_requests import FILL, FILLED, REQUESTS, USER, ClientRequest
 from tests.support.clients import client_of
 from tests.support.scripts import answering
 from trioserve.testing import ScriptedBackend
@@ -96,13 +96,16 @@ async def test_codex_finds_a_version_of_ollama_that_has_responses() -> None:
     assert tuple(map(int, version.split("."))) >= (0, 13, 4)
 
 
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
         (
             "/v1/chat/completions",
             {
-                "tools": [{"type": "web_search"}, function("f")],
+                "tools": [{"type": "web_search"}, FUNCTION],
                 "tool_choice": {"type": "function", "function": {"name": "web_search"}},
             },
         ),

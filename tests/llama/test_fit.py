@@ -77,22 +77,14 @@ def shape(
 #: Sizes of models that there are, at about four bits.
 SHAPES = {
     "llama-1b": shape(16, 2048, 8192, 512),
-    "llama-3b": shape(28, 3072, 8192, 1024),
     "llama-8b": shape(32, 4096, 14336, 1024),
     "llama-70b": shape(80, 8192, 28672, 1024),
     "qwen3-0.6b": shape(28, 1024, 3072, 1024, n_vocab=152_000, n_ctx=40_960),
-    "qwen3-14b": shape(40, 5120, 17408, 1024, n_vocab=152_000, n_ctx=40_960),
-    "qwen3-32b": shape(64, 5120, 25600, 1024, n_vocab=152_000, n_ctx=40_960),
     "qwen3-30b-a3b": shape(48, 2048, 768, 512, n_vocab=152_000, n_ctx=262_144, experts=128),
     "qwen3-235b-a22b": shape(94, 4096, 1536, 512, n_vocab=152_000, n_ctx=262_144, experts=128),
     "qwen3-next-80b": shape(48, 2048, 512, 512, experts=512, every=4, state=2_200_000),
-    "gpt-oss-20b": shape(24, 2880, 2880, 512, experts=32, window=128, every=2, n_vocab=201_000),
     "gpt-oss-120b": shape(36, 2880, 2880, 512, experts=128, window=128, every=2, n_vocab=201_000),
-    "gemma3-4b": shape(34, 2560, 10240, 1024, n_vocab=262_000, window=1024, every=6),
-    "gemma3-12b": shape(48, 3840, 15360, 2048, n_vocab=262_000, window=1024, every=6),
     "gemma3-27b": shape(62, 5376, 21504, 2048, n_vocab=262_000, window=1024, every=6),
-    "phi3-mini": shape(32, 3072, 8192, 3072, n_vocab=32_000),
-    "mistral-24b": shape(40, 5120, 32768, 1024, n_vocab=131_000),
     "mixtral-8x7b": shape(32, 4096, 14336, 1024, n_vocab=32_000, n_ctx=32_768, experts=8),
     "granite-hybrid-7b": shape(40, 1536, 512, 512, experts=64, every=10, state=800_000),
     "mamba2-3b": shape(64, 2560, 2560, 0, every=65, state=2_700_000, n_ctx=1_048_576),
@@ -126,7 +118,7 @@ def test_what_is_chosen_fits_and_no_longer_context_would(name: str) -> None:
     """On 0 to 4 GPUs of 4 to 80 GB, with 8 to 128 GB of RAM."""
     models = Models(model=SHAPES[name])
     n_fitted = 0
-    for ram, gpus in [*product(RAM, GPUS)][::2]:  # all GPUs, each with two of the RAM sizes
+    for ram, gpus in [*product(RAM, GPUS)][::4]:  # all GPUs, each with one of the RAM sizes
         there, config = room(ram, gpus), Config()
         try:
             found = fit(models, config, there)
@@ -189,7 +181,7 @@ def test_what_costs_least_is_given_up_first(
 @pytest.mark.parametrize("name", ["llama-8b", "qwen3-30b-a3b"])
 def test_what_the_user_set_is_kept(name: str, fields: dict[str, object]) -> None:
     config = Config(**fields)
-    for ram, gpus in product((8, 32), [(), (12,), (12, 4)]):
+    for ram, gpus in product((8, 32), [(), (12, 4)]):
         try:
             found = fit(Models(model=SHAPES[name]), config, room(ram, gpus)).config
         except ModelLoadError:
@@ -202,7 +194,7 @@ def test_what_the_user_set_is_kept(name: str, fields: dict[str, object]) -> None
 def test_the_last_resorts_are_smaller_batches_and_then_a_smaller_type() -> None:
     models = Models(model=SHAPES["llama-8b"])
     chosen = []
-    for mib in range(9000, 4000, -25):
+    for mib in range(9000, 4000, -50):
         try:
             found = fit(models, Config(), room(mib / 1024)).config
         except ModelLoadError:

@@ -146,7 +146,7 @@ def test_context_shift(start: Start, model: Settings) -> None:
         bench = start(shifts=True, parallel=1, ctx_size=256)
         if not uses:
             bench.engine.drafts.use([])
-        bench.submit(1, STORY, 400, sampling=SamplingParams(temperature=0.0, ignore_eos=True))
+        bench.submit(1, STORY, 300, sampling=SamplingParams(temperature=0.0, ignore_eos=True))
         bench.run()
         assert bench.finished[1].truncated
         assert bool(bench.finished[1].timings.draft_n_accepted) == uses

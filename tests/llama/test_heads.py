@@ -40,7 +40,7 @@ def random(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return write_head(tmp_path_factory.mktemp("random"), request.param, is_good=False)
 
 
-@pytest.mark.parametrize("layout", [{"kv_unified": True}, {"kv_unified": False}, {}])
+@pytest.mark.parametrize("layout", [{"kv_unified": True}, {}])
 def test_the_output_is_the_same_in_all_slots(good: Settings, layout: dict[str, object]) -> None:
     expected = plain(good, PROMPTS, 60)
     bench = Drafted(good, **layout)
@@ -407,5 +407,5 @@ def test_the_head_reads_what_the_model_has(random: Settings) -> None:
         model = random
 
     phases = [Phase.explicit, Phase.generate]  # a failure is not made smaller, which takes minutes
-    quick = settings(max_examples=8, stateful_step_count=25, deadline=None, phases=phases)
+    quick = settings(max_examples=4, stateful_step_count=25, deadline=None, phases=phases)
     run_state_machine_as_test(Machine, settings=quick)

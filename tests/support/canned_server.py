@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.driver import Address
+from tests.support.threaded_server import serving_handler
 
 
 def read_request(connection: socket.socket) -> bytes:
@@ -59,11 +60,6 @@ def json_answer(body: Any, status: str = "200 OK") -> bytes:
 ENDLESS = (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", b'{"data": [' + b" " * 2**20)
 
 
-class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    request_queue_size = 100
-
-
 @contextlib.contextmanager
 def serving_paths(answers: Mapping[str, bytes | Iterable[bytes]]) -> Iterator[str]:
     """Serve any number of requests, each with the answer to the longest beginning of its path.
@@ -83,11 +79,5 @@ def serving_paths(answers: Mapping[str, bytes | Iterable[bytes]]) -> Iterator[st
                 for piece in itertools.chain(first, itertools.repeat(last)):
                     self.request.sendall(piece)
 
-    with _Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving_handler(Handler) as url:
+        yield url

@@ -38,7 +38,7 @@ class Gate:
 
     def open(self) -> None:
         """Allow all further decodes."""
-        self.allow(10**6)
+        self.allow(10_000)
 
 
 def gated(text: str, **settings: Any) -> tuple[ScriptedBackend, Gate]:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler
 from typing import Any
 
 
@@ -24,10 +25,14 @@ class QuietHandler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 100
+
+
 @contextmanager
-def serving_handler(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def serving_handler(handler: type[BaseRequestHandler]) -> Iterator[str]:
     """Serve on a port of this machine; gives the address."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _Server(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -156,7 +156,7 @@ def test_a_system_message_may_stand_between_others() -> None:
     }
 
 
-@given(st.text())
+@given(st.text(max_size=100))
 def test_thinking_that_was_not_shown_comes_back_in_its_signature(text: str) -> None:
     for hidden in (
         {"type": "thinking", "thinking": "", "signature": sign(text, shown=False)},

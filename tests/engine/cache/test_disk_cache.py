@@ -294,4 +294,4 @@ class IndexMachine(RuleBasedStateMachine):
 
 @pytest.mark.usefixtures("small_blocks")
 def test_the_index_agrees_with_a_list() -> None:
-    run_state_machine_as_test(IndexMachine, settings=settings(max_examples=150))
+    run_state_machine_as_test(IndexMachine, settings=settings(max_examples=50))

@@ -328,10 +328,10 @@ def test_a_closed_projector_refuses(tmp_path: Path) -> None:
 def test_what_chunks_take_in_memory_is_known(kind: str, size: int, backends: Backends) -> None:
     projector = backends(kind).projector
     assert projector is not None
-    images = [random_image(size, size, seed=i) for i in range(20)]
+    images = [random_image(size, size, seed=i) for i in range(10)]
     gc.collect()
     kept, taken = [], []
-    for _ in range(5):  # the median: other threads of this process may allocate and free, too
+    for _ in range(3):  # the median: other threads of this process may allocate and free, too
         before = _allocated()
         kept.append(projector.prepare(images, add_special=False))
         taken.append(_allocated() - before)

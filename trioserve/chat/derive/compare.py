@@ -302,17 +302,16 @@ def _grouped(
     between = () if gap is None else tuple(gap[n_end : len(gap) - n_start])
     whole, own = before[: len(before) - n_start], before[len(before) - n_start :]
     end, closing = after[:n_end], after[n_end:]
-    again = tuple(own[:1])
-    if gap == [] and whole:  # nothing but whitespace stands between calls
-        again = ("",) if core.name_first else ("{",)
-    starts = (*whole[:1], *own[:1])
-    if not whole:  # each call is a group
+    has_groups = bool(whole)
+    if not has_groups:  # each call is a group
         # Many models leave the outer markers of a group out.
         split = core.name_first and len(own) > 1 and own[1].startswith("<")
         whole, own = (own[:1], own[1:]) if split else (own, own[:0])
         end, closing = (after[:-1], after[-1:]) if split else (after[:0], after)
-        again = tuple(own[:1])
-        starts = (*whole[:1], *again)
+    again = tuple(own[:1])
+    starts = (*whole[:1], *again)
+    if has_groups and gap == []:  # nothing but whitespace stands between calls
+        again = ("",) if core.name_first else ("{",)
     bare = ""
     opening = whole[1:]
     if not whole or whole[0] in "[({":

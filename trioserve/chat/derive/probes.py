@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -159,26 +160,19 @@ def pieces(text: str) -> list[str]:
 
 def _shared(one: str, other: str) -> str:
     """Give how two texts begin alike, without the beginning of a tag."""
-    return "".join(_alike(_CHARACTER.findall(one), _CHARACTER.findall(other)))
+    return "".join(shared_pieces(_CHARACTER.findall(one), _CHARACTER.findall(other)))
 
 
 def _shared_end(one: str, other: str) -> str:
-    pair = _CHARACTER.findall(one)[::-1], _CHARACTER.findall(other)[::-1]
-    return "".join(reversed(list(_alike(*pair))))
-
-
-def _alike(one: Sequence[str], other: Sequence[str]) -> Iterator[str]:
-    for mine, yours in zip(one, other, strict=False):
-        if mine != yours:
-            return
-        yield mine
+    return "".join(shared_last_pieces(_CHARACTER.findall(one), _CHARACTER.findall(other)))
 
 
 def shared_pieces(one: Sequence[str], other: Sequence[str]) -> list[str]:
     """Give the first pieces that two lists share."""
-    return list(_alike(one, other))
+    pairs = zip(one, other, strict=False)
+    return [mine for mine, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
 def shared_last_pieces(one: Sequence[str], other: Sequence[str]) -> list[str]:
     """Give the last pieces that two lists share."""
-    return list(_alike(one[::-1], other[::-1]))[::-1]
+    return shared_pieces(one[::-1], other[::-1])[::-1]

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from outcome import Outcome, capture
+
 from trioserve.errors import OutputError, UnavailableError
 
 _T = TypeVar("_T")
@@ -14,7 +16,6 @@ _T = TypeVar("_T")
 #: Bytes of stack for a thread that compiles. llguidance follows references by recursion: a chain of
 #: 1,000 overruns 8 MiB. Only what is used is ever allocated.
 _STACK = 2**28 if sys.maxsize > 2**32 else 2**25
-
 
 _lock = threading.Lock()
 
@@ -25,17 +26,10 @@ def with_stack(function: Callable[[], _T]) -> _T:
     Raises:
         UnavailableError: there is no such thread now.
     """
-    results: list[_T] = []
-    failures: list[BaseException] = []
+    results: list[Outcome[_T]] = []
 
     def work() -> None:
-        try:
-            results.append(function())
-        except Exception as error:
-            failures.append(error)
-        except BaseException as error:  # a panic in Rust
-            failures.append(OutputError("The grammar cannot be compiled."))
-            failures[0].__cause__ = error
+        results.append(capture(function))
 
     thread = threading.Thread(target=work, name="trioserve-compile", daemon=True)
     with _lock:  # the size is one for the whole process
@@ -49,6 +43,9 @@ def with_stack(function: Callable[[], _T]) -> _T:
         finally:
             threading.stack_size(size)
     thread.join()
-    if failures:
-        raise failures[0]
-    return results[0]
+    try:
+        return results[0].unwrap()
+    except Exception:
+        raise
+    except BaseException as error:  # a panic in Rust
+        raise OutputError("The grammar cannot be compiled.") from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 import attrs
 import httpcore2
@@ -56,13 +56,16 @@ class FetchArguments(msgspec.Struct):
     offset: Annotated[int, about("Character of the page to begin at (default: 0)", ge=0)] = 0
 
 
+_Works = TypeVar("_Works", SearchClient, PageReader)
+
+
 @attrs.frozen
-class WebTool(Tool):
-    """One of the two. For a request, `within` gives another one with its own scope."""
+class WebTool(Tool, Generic[_Works]):
+    """A tool of the web. For a request, `within` gives another one with its own scope."""
 
     base: ClassVar[ToolInfo]
 
-    _works: SearchClient | PageReader
+    _works: _Works
     scope: WebScope = attrs.field(factory=WebScope)
     info: ToolInfo = attrs.field(init=False)
 
@@ -94,7 +97,7 @@ class WebTool(Tool):
         raise NotImplementedError
 
 
-class WebSearch(WebTool):
+class WebSearch(WebTool[SearchClient]):
     """Searches the web."""
 
     base = ToolInfo(
@@ -109,7 +112,6 @@ class WebSearch(WebTool):
     async def _result(self, arguments: Mapping[str, Any], context: ToolCallContext) -> ToolResult:
         query = read_arguments(SearchArguments, arguments).query
         self.scope.uses.take()
-        assert isinstance(self._works, SearchClient)
         found = await self._works.search(query, self.scope)
         context.count(sum(4 * len(each.title + each.url + each.content) for each in found))
         told = [attrs.asdict(each) for each in found]
@@ -130,7 +132,7 @@ def _listed(found: Sequence[SearchResult]) -> str:
     return "\n\n".join(parts)
 
 
-class WebFetch(WebTool):
+class WebFetch(WebTool[PageReader]):
     """Reads a page."""
 
     base = ToolInfo(
@@ -150,7 +152,6 @@ class WebFetch(WebTool):
                 reason="url_not_in_prior_context",
             )
         self.scope.uses.take()
-        assert isinstance(self._works, PageReader)
         page = await self._works.read(read.url, self.scope, context.count)
         most = min(_MAX_CHARS, self.scope.max_chars or _MAX_CHARS)
         shown = _passages(page.text, read.find, most) if read.find else _part(page, read, most)
@@ -180,7 +181,9 @@ def _part(page: Page, read: FetchArguments, most: int) -> str:
 
 def _passages(text: str, words: str, most: int) -> str:
     """The passages of a text around some words."""
-    low, words, shown, at = text.lower(), plain(words).lower(), list[str](), 0
+    # Of all characters, only this one has two in lower case.
+    low, words = (one.replace("İ", "I").lower() for one in (text, plain(words)))
+    shown, at = list[str](), 0
     while words and len(shown) < _MAX_PASSAGES and (at := low.find(words, at)) >= 0:
         shown.append(text[max(0, at - _AROUND) : at + len(words) + _AROUND])
         at += len(words) + _AROUND
