@@ -1,15 +1,12 @@
-"""A fleet of scripted processes: who gets which, and what becomes of those that die or hang."""
+"""A fleet of scripted processes: who gets which, and its end."""
 
 from __future__ import annotations
 
-import math
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from contextvars import ContextVar
 
-import msgspec
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -21,97 +18,21 @@ from tests.support.scripted_children import (
     ScriptedProcess,
     entry,
 )
+from tests.support.scripted_fleet import A, B, C, fleet_of, requests_of, status_of
 from tests.support.waiting import until
-from trioserve.children.frames import framed
-from trioserve.children.parent import ParentSocket
-from trioserve.children.reports import Failed, Loading, Ready, Sleeping
-from trioserve.cli.progress import Reporter
-from trioserve.cli.serving import _tell_usage
+from trioserve.children.reports import Loading, Ready
 from trioserve.errors import (
     ConfigError,
     InvalidRequestError,
     ModelFailedError,
     ModelLoadError,
     ModelNotLoadedError,
-    ModelProcessError,
     ServerClosingError,
     TrioServeError,
-    UnavailableError,
     UnknownModelError,
 )
 from trioserve.llama.machine import MemoryUse
-from trioserve.model_process.connection import Line
-from trioserve.router.child import HealthCheck, ModelChild
-from trioserve.router.fleet import Fleet
 from trioserve.router.states import MAX_DEATHS, WINDOW, FleetEvent, QueueStatus, Status
-from trioserve.server.usage import Usage
-from trioserve.store.usage import UsageRow, Used
-
-A, B, C = entry("a"), entry("b"), entry("c")
-
-
-async def answers(line: Line) -> None:
-    await trio.lowlevel.checkpoint()
-
-
-def fleet_of(launcher: ScriptedLauncher, *, max_models: int = 0, max_memory: int = 0) -> Fleet:
-    return Fleet(
-        ScriptedCatalog(A, B, C),  # type: ignore[arg-type]
-        max_models=max_models,
-        max_memory=max_memory,
-        launcher=launcher,
-        watch=HealthCheck(ask=answers),
-    )
-
-
-class Request:
-    """A request that keeps its model until `end`."""
-
-    def __init__(self) -> None:
-        self.child: ModelChild | None = None
-        self.error: TrioServeError | None = None
-        self.waited: list[QueueStatus] = []
-        self._end = trio.Event()
-        self.ended = trio.Event()
-
-    async def run(self, fleet: Fleet, model: str) -> None:
-        try:
-            one = fleet.catalog.entries[model]
-            async with fleet.use(one, on_wait=self.waited.append) as self.child:
-                await self._end.wait()
-        except TrioServeError as error:
-            self.error = error
-        finally:
-            self.ended.set()
-
-    def end(self) -> None:
-        self._end.set()
-
-
-class Requests:
-    """Requests as separate tasks."""
-
-    def __init__(self, fleet: Fleet, nursery: trio.Nursery) -> None:
-        self._fleet = fleet
-        self._nursery = nursery
-
-    async def begin(self, model: str) -> Request:
-        request = Request()
-        self._nursery.start_soon(request.run, self._fleet, model)
-        await wait_all_tasks_blocked()
-        return request
-
-
-@asynccontextmanager
-async def requests_of(fleet: Fleet) -> AsyncIterator[Requests]:
-    async with trio.open_nursery() as nursery:
-        yield Requests(fleet, nursery)
-        nursery.cancel_scope.cancel()
-
-
-def status_of(fleet: Fleet, model: str) -> Status:
-    return fleet.state(model).value
-
 
 # -- starting and giving way
 
@@ -241,13 +162,7 @@ async def test_measured_memory_decides_and_is_shown(
         asked.append(pids)
         return MemoryUse(free, dict.fromkeys(pids, (3, 2)))
 
-    fleet = Fleet(
-        ScriptedCatalog(A, B, C),  # type: ignore[arg-type]
-        max_memory=-1,
-        launcher=launcher,
-        watch=HealthCheck(ask=answers),
-        measure=measured,
-    )
+    fleet = fleet_of(launcher, max_memory=-1, measure=measured)
     async with fleet, requests_of(fleet) as requests:
         first = await requests.begin("a")
         await trio.sleep(5)
@@ -347,12 +262,12 @@ async def test_to_unload_a_model_that_loads_refuses_those_who_wait() -> None:
 async def test_models_are_loaded_on_startup() -> None:
     launcher = ScriptedLauncher()
     catalog = ScriptedCatalog(A, entry("early", load_on_startup=True))
-    async with Fleet(catalog, max_models=1, launcher=launcher):  # type: ignore[arg-type]
+    async with fleet_of(launcher, catalog=catalog, max_models=1):
         await wait_all_tasks_blocked()
         assert launcher.running == ["early"]
     catalog = ScriptedCatalog(*(entry(name, load_on_startup=True) for name in "xy"))
     with pytest.raises(ConfigError, match="2 models are to be loaded"):
-        async with Fleet(catalog, max_models=1, launcher=launcher):  # type: ignore[arg-type]
+        async with fleet_of(launcher, catalog=catalog, max_models=1):
             raise AssertionError
 
 
@@ -366,10 +281,7 @@ async def test_a_system_without_unix_sockets(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_reload_stops_what_has_changed_or_is_gone() -> None:
     launcher = ScriptedLauncher()
     catalog = ScriptedCatalog(A, B, C)
-    async with (
-        Fleet(catalog, launcher=launcher) as fleet,  # type: ignore[arg-type]
-        requests_of(fleet) as requests,
-    ):
+    async with fleet_of(launcher, catalog=catalog) as fleet, requests_of(fleet) as requests:
         with fleet.events.subscribe() as events:
             for name in "abc":
                 (await requests.begin(name)).end()
@@ -387,10 +299,7 @@ async def test_a_reload_stops_what_has_changed_or_is_gone() -> None:
 async def test_who_waits_for_a_model_that_is_gone_is_told() -> None:
     launcher = ScriptedLauncher(ready=False)
     catalog = ScriptedCatalog(A, B)
-    async with (
-        Fleet(catalog, launcher=launcher) as fleet,  # type: ignore[arg-type]
-        requests_of(fleet) as requests,
-    ):
+    async with fleet_of(launcher, catalog=catalog) as fleet, requests_of(fleet) as requests:
         gone, kept = await requests.begin("a"), await requests.begin("b")
         catalog.next = {"b": entry("b", stop_timeout=3.0)}
         await fleet.reload()
@@ -404,7 +313,7 @@ async def test_who_waits_for_a_model_that_is_gone_is_told() -> None:
 async def test_a_model_that_is_gone_as_its_process_dies_is_not_started_again() -> None:
     launcher = ScriptedLauncher(needs={"a": 1, "b": 1})
     catalog = ScriptedCatalog(A, B)
-    async with Fleet(catalog, max_memory=10, launcher=launcher) as fleet:  # type: ignore[arg-type]
+    async with fleet_of(launcher, catalog=catalog, max_memory=10) as fleet:
         async with fleet.use(A):
             pass
         dying = launcher.last("a")
@@ -417,248 +326,6 @@ async def test_a_model_that_is_gone_as_its_process_dies_is_not_started_again() -
             dying.fall_silent()
         with pytest.raises(InvalidRequestError, match="not running"):
             await fleet.unload(A)  # so nothing that waits for its place holds up others
-
-
-# -- processes that fail, die or hang
-
-
-async def test_a_model_that_cannot_be_loaded_is_an_error_for_all_who_wait() -> None:
-    launcher = ScriptedLauncher(ready=False)
-    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
-        waiting = [await requests.begin("a") for _ in range(2)]
-        launcher.last("a").say(Failed("The file is cut short."))
-        launcher.last("a").end(1)
-        await wait_all_tasks_blocked()
-        for one in waiting:
-            assert isinstance(one.error, ModelLoadError)
-            assert one.error.message == "The file is cut short."
-        state = fleet.state("a")
-        assert (state.value, state.failed, state.exit_code) == (Status.UNLOADED, True, 1)
-        assert state.message == "The file is cut short."
-        assert not launcher.running, "no request waits for it"
-
-
-async def test_a_process_that_says_nothing_has_the_end_of_its_log_told() -> None:
-    launcher = ScriptedLauncher(ready=False)
-    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
-        waiting = await requests.begin("a")
-        launcher.last("a").write('{"level": "info", "event": "listening", "url": "x"}\nGGML_ASSERT')
-        launcher.last("a").end(-6)
-        await wait_all_tasks_blocked()
-        assert waiting.error is not None
-        assert "was ended by SIGABRT: GGML_ASSERT" in waiting.error.message
-        assert fleet.state("a").log_tail == ("listening url=x", "GGML_ASSERT")
-
-
-GDB = """\
-/build/ggml.c:42: GGML_ASSERT(n_dims <= 4) failed
-[New LWP 4242]
-#0  0x00007f0b in wait4 () from /lib/libc.so.6
-[Inferior 1 (process 4241) detached]
-"""
-
-
-async def test_a_debugger_does_not_hide_why_llama_cpp_has_aborted() -> None:
-    launcher = ScriptedLauncher(ready=False)
-    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
-        waiting = await requests.begin("a")
-        launcher.last("a").write('{"level": "error", "event": "a metadata key is odd"}\n' + GDB)
-        launcher.last("a").end(-6)
-        await wait_all_tasks_blocked()
-        assert waiting.error is not None
-        assert waiting.error.message == (
-            "The process of the model 'a' was ended by SIGABRT: /build/ggml.c:42: "
-            "GGML_ASSERT(n_dims <= 4) failed. Its file is /models/a.gguf."
-        )
-
-
-async def test_what_cannot_be_started_is_an_error() -> None:
-    async with fleet_of(ScriptedLauncher(refuses="Too many files are open.")) as fleet:
-        with pytest.raises(ModelLoadError, match="Too many files"):
-            async with fleet.use(A):
-                raise AssertionError
-        assert fleet.state("a").failed
-
-
-async def test_a_process_that_dies_is_started_again_and_others_go_on(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    launcher = ScriptedLauncher()
-    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
-        hit, other = await requests.begin("a"), await requests.begin("b")
-        launcher.last("a").end(-11)
-        await wait_all_tasks_blocked()
-        assert hit.child is not None and hit.child.ended.is_set()
-        assert other.child is not None and not other.child.ended.is_set()
-        late = await requests.begin("a")
-        assert late.child is None, "not before a while"
-        await trio.sleep(1)
-        assert late.child is not None and late.child is not hit.child
-        assert launcher.running == ["b", "a"]
-        hit.end()
-        await wait_all_tasks_blocked()
-        assert fleet.state("a").n_requests == 1, "the one of the new process"
-
-
-async def test_a_model_that_is_unloaded_after_it_died_is_not_started_again(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    launcher = ScriptedLauncher()
-    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
-        (await requests.begin("a")).end()
-        launcher.last("a").end(-11)
-        await wait_all_tasks_blocked()
-        waiting = await requests.begin("a")
-        await fleet.unload(A)
-        await trio.sleep(10)
-        assert waiting.error is not None and "was unloaded" in waiting.error.message
-        assert len(launcher.started) == 1
-
-
-async def test_a_model_that_dies_too_often_is_not_started_for_a_while(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    launcher = ScriptedLauncher()
-    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
-        for _ in range(MAX_DEATHS):
-            async with fleet.use(A):
-                pass
-            launcher.last("a").write("it is broken\n")
-            launcher.last("a").end(-11)
-            await wait_all_tasks_blocked()
-        assert len(launcher.started) == MAX_DEATHS
-        refused = await requests.begin("a")
-        assert isinstance(refused.error, ModelFailedError)
-        assert refused.error.retry_after == WINDOW
-        assert "it is broken" in refused.error.message
-        assert fleet.state("a").log_tail == ("it is broken",)
-        await trio.sleep(WINDOW)
-        assert (await requests.begin("a")).child is not None
-
-
-async def test_a_person_may_load_a_model_that_has_failed(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    launcher = ScriptedLauncher(ready=False)
-    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
-        for _ in range(MAX_DEATHS):
-            await requests.begin("a")
-            launcher.last("a").end(1)
-            await wait_all_tasks_blocked()
-        launcher.ready = True
-        assert isinstance((await requests.begin("a")).error, ModelFailedError)
-        await fleet.load(A)
-        assert (await requests.begin("a")).child is not None
-
-
-async def test_a_process_that_dies_as_soon_as_it_is_ready() -> None:
-    launcher = ScriptedLauncher(ready=False)
-    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
-        waiting = await requests.begin("a")
-        launcher.last("a").say(Ready())
-        launcher.last("a").end(-9)
-        await wait_all_tasks_blocked()
-        assert waiting.child is not None, "its request finds out, as it would a moment later"
-        assert waiting.child.ended.is_set()
-
-
-async def test_a_process_that_hangs_is_killed(autojump_clock: trio.testing.MockClock) -> None:
-    async def hangs(line: Line) -> None:
-        await trio.sleep_forever()
-
-    launcher = ScriptedLauncher()
-    catalog = ScriptedCatalog(A)
-    fleet = Fleet(catalog, launcher=launcher, watch=HealthCheck(ask=hangs))  # type: ignore[arg-type]
-    async with fleet, fleet.use(A) as child:
-        began = trio.current_time()
-        await child.ended.wait()
-        assert trio.current_time() - began == 2 * (5 + 10)
-        assert child.message == "It does not answer within 10 seconds."
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (UnavailableError("A step takes long."), "It says that it is stuck: A step takes long."),
-        (ModelProcessError("It takes no requests."), "It takes no requests."),
-    ],
-)
-async def test_a_process_that_is_stuck_is_killed(
-    error: TrioServeError, message: str, autojump_clock: trio.testing.MockClock
-) -> None:
-    async def ask(line: Line) -> None:
-        await trio.lowlevel.checkpoint()
-        raise error
-
-    launcher = ScriptedLauncher()
-    catalog = ScriptedCatalog(A)
-    fleet = Fleet(catalog, launcher=launcher, watch=HealthCheck(ask=ask))  # type: ignore[arg-type]
-    async with fleet, fleet.use(A) as child:
-        await child.ended.wait()
-        assert child.message == message
-
-
-async def test_a_process_that_never_says_anything_is_killed(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async with fleet_of(ScriptedLauncher(ready=False)) as fleet:
-        with pytest.raises(ModelLoadError, match="did not start within 120 seconds"):
-            async with fleet.use(A):
-                raise AssertionError
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\xff" * 100,
-        framed(b"nonsense"),
-        framed(msgspec.msgpack.encode({"state": "loading", "progress": math.nan})),
-        framed(msgspec.msgpack.encode({"state": "usage", "rows": [["day", "key", -1]]})),
-        framed(msgspec.msgpack.encode({"state": "failed", "message": "x" * 2**17})),
-        framed(b"\x82\xa5state\xa5ready\xa4more\x81\xa1a" + b"\x91" * 100_000),
-    ],
-)
-async def test_a_socket_that_gives_garbage_ends_the_process(data: bytes) -> None:
-    launcher = ScriptedLauncher(ready=False)
-    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
-        waiting = await requests.begin("a")
-        launcher.last("a").send(data)
-        await wait_all_tasks_blocked()
-        assert waiting.error is not None and "socket is broken" in waiting.error.message
-        assert launcher.started[0].signals == [signal.SIGKILL]
-
-
-async def test_what_1500_keys_used_in_a_second_is_told_in_frames_that_are_read() -> None:
-    usage, ours, (theirs, end) = Usage(), Usage(), socket.socketpair()
-    for i in range(1500):
-        usage.add(UsageRow("2026-01-31", f"{i:064}", "m" * 1000), Used(1, 2**62, 3, 2**62, 1e-300))
-
-    launcher = ScriptedLauncher()
-    async with fleet_of(launcher) as fleet, fleet.use(A):
-        fleet.on_usage = ours.add_reported
-        with theirs, end:
-            _tell_usage(usage, Reporter(ParentSocket(end)))  # more than the socket takes at once
-            assert len(usage.take()) == 0
-            while len(ours.totals) < 1500:
-                launcher.last("a").send(theirs.recv(2**16))
-                await wait_all_tasks_blocked()
-        assert launcher.last("a").signals == []
-        assert {model for _, model in ours.totals} == {"a"}
-        assert [*ours.totals.values()] == [*usage.totals.values()]
-
-
-async def test_a_model_that_sleeps_is_used_as_any_other() -> None:
-    launcher = ScriptedLauncher()
-    async with fleet_of(launcher) as fleet:
-        async with fleet.use(A):
-            pass
-        launcher.last("a").say(Sleeping())
-        await wait_all_tasks_blocked()
-        assert status_of(fleet, "a") is Status.SLEEPING
-        async with fleet.use(A):
-            launcher.last("a").say(Ready())
-            await wait_all_tasks_blocked()
-            assert status_of(fleet, "a") is Status.LOADED
 
 
 # -- the end
@@ -755,14 +422,3 @@ async def test_a_fleet_that_is_cancelled_refuses_what_comes() -> None:
                 with pytest.raises(ServerClosingError):
                     await fleet.load(A)
     assert scope.cancelled_caught
-
-
-async def test_each_request_that_is_refused_has_an_error_of_its_own() -> None:
-    launcher = ScriptedLauncher(ready=False)
-    async with fleet_of(launcher) as fleet, requests_of(fleet) as requests:
-        waiting = [await requests.begin("a") for _ in range(2)]
-        launcher.last("a").end(1)
-        await wait_all_tasks_blocked()
-        errors = [one.error for one in waiting]
-    assert all(isinstance(error, TrioServeError) for error in errors)
-    assert errors[0] is not errors[1]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
 import trio
 
 from tests.support.waiting import until
-from trioserve.api.base.reply import Reply
+from trioserve.api.base.body import Incoming
+from trioserve.api.base.caller import Caller
+from trioserve.api.base.reply import Reply, json as json_reply
+from trioserve.api.batches import KIND
+from trioserve.api.service import AppState
+from trioserve.store import Record, Records
 
 CHATS, RESPONSES = "/v1/chat/completions", "/v1/responses"
 
@@ -87,3 +92,25 @@ async def never(*_request: Any) -> Reply:
     """Answer no line of a batch: a `reply_to` of its service."""
     await trio.sleep_forever()
     raise AssertionError
+
+
+class Asked:
+    """Plays the app to the batches of a service, with the statuses that a test chooses."""
+
+    def __init__(self, service: AppState, status: Callable[[int], int] = lambda n: 200) -> None:
+        self.n_asked, self._status = 0, status
+        self.bodies: list[dict[str, Any]] = []
+        service.reply_to = self._reply_to
+
+    async def _reply_to(self, incoming: Incoming, caller: Caller) -> Reply:
+        self.n_asked += 1
+        self.bodies.append(await incoming.fields())
+        await trio.lowlevel.checkpoint()
+        return json_reply({}, self._status(self.n_asked), **{"Retry-After": "0"})
+
+
+def expire(records: Records) -> Record:
+    """End the window of the only open batch, which is returned."""
+    (batch,) = records.open_ones(KIND)
+    records.change(batch.id, {**batch.body, "expires_at": 1}, is_open=True)
+    return batch

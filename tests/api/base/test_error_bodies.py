@@ -162,13 +162,17 @@ def refuse_output(prompt: str) -> str:
     raise errors.OutputError("The grammar allows no token to follow.")
 
 
-async def unloaded(error: errors.TrioServeError) -> httpx.Response:
+def unloaded(error: errors.TrioServeError) -> Provoke:
     """Ask an app whose model could not be loaded."""
-    app = create_app(Config())
-    app.extensions["trioserve"].failure = error
-    answer = await app.test_client().get("/v1/models", headers=ID)
-    body: Any = await answer.get_data()
-    return httpx.Response(answer.status_code, content=body)
+
+    async def provoke() -> httpx.Response:
+        app = create_app(Config())
+        app.extensions["trioserve"].failure = error
+        answer = await app.test_client().get("/v1/models", headers=ID)
+        body: Any = await answer.get_data()
+        return httpx.Response(answer.status_code, content=body)
+
+    return provoke
 
 
 CHATS, COMPLETION, RESPONSES = "/v1/chat/completions", "/completion", "/v1/responses"
@@ -298,6 +302,12 @@ ASKED: list[tuple[type[errors.TrioServeError], int, str, Provoke, dict[str, Any]
         asking("/v1/files", sent=LARGE, store_size=2**20),
         {"code": "store_full"},
     ),
+    (errors.ModelLoadError, 503, "Cut short.", unloaded(errors.ModelLoadError("Cut short.")), {}),
+    (
+        *(errors.BackendMismatchError, 500, "It lacks x. The log has more, under mine."),
+        unloaded(errors.BackendMismatchError("It lacks x.")),
+        {},
+    ),
     (errors.DecodeError, 500, FAILED, failed(errors.DecodeError("llama_decode failed.")), {}),
     (errors.EngineError, 500, FAILED, failed(RuntimeError("broken")), {}),
     (
@@ -328,11 +338,7 @@ for kind, status, message, provoke, more in ASKED:
 # -- errors that take more
 
 
-@answers(
-    errors.BodyTimeoutError,
-    408,
-    "No more of the body came for 0.05 seconds.",
-)
+@answers(errors.BodyTimeoutError, 408, "No more of the body came for 0.05 seconds.")
 async def a_body_that_does_not_come() -> httpx.Response:
     async with serving_script(timeout=0.05) as (url, _), connected(url) as stream:
         await stream.send_all(post("/completion", b"{}")[:-1])
@@ -459,16 +465,6 @@ async def a_model_that_loads() -> httpx.Response:
         answer = await client.get(f"{url}/v1/models")
         gate.set()
         return answer
-
-
-@answers(errors.ModelLoadError, 503, "The file is cut short.")
-async def a_model_that_cannot_be_loaded() -> httpx.Response:
-    return await unloaded(errors.ModelLoadError("The file is cut short."))
-
-
-@answers(errors.BackendMismatchError, 500, "It lacks x. The log has more, under mine.")
-async def a_library_that_cannot_be_used() -> httpx.Response:
-    return await unloaded(errors.BackendMismatchError("It lacks x."))
 
 
 @answers(errors.ServerClosingError, 503, "The server is shutting down")

@@ -14,14 +14,15 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from tests.api.stored.test_batches import Asked
 from tests.server.test_keys import replace, table
 from tests.support.clients import client_and_service, client_of
 from tests.support.http_server import serving
 from tests.support.scripts import CHAT, answering, endless
 from tests.support.stored import (
     CHATS,
+    Asked,
     begin,
+    expire,
     file_of,
     line,
     lines_of,
@@ -305,15 +306,14 @@ async def test_a_batch_expires_in_a_full_store(tmp_path: Path) -> None:
         made = await begin(client, [line(n, **body) for n in range(2000)])
         await client.delete(f"/v1/files/{made['input_file_id']}")
 
-    def expire(records: Records) -> None:
-        (batch,) = records.open_ones(KIND)
-        records.change(batch.id, {**batch.body, "expires_at": 1}, is_open=True)
+    def fill(records: Records) -> None:
+        batch = expire(records)
         (held,) = records.connection.execute("SELECT sum(size) FROM sizes").fetchone()
         n_free = 2**20 - held - 100
         records.append(batch.id, PENDING, [Part.of(10**6, "", {"custom_id": "x" * n_free})])
 
     async with open_store(path) as store:
-        await store.do(expire)
+        await store.do(fill)
     async with client_of(store=path, store_size=2**20) as client:
         over = await until_over(client, made["id"])
         assert over["status"] == "expired" and over["request_counts"]["failed"] == 2001

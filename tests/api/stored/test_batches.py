@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from tests.support.fake_fleet import routed
 from tests.support.scripts import answering, noting
 from tests.support.stored import (
     CHATS,
+    Asked,
     begin,
+    expire,
     file_of,
     line,
     lines_of,
@@ -31,13 +33,8 @@ from tests.support.stored import (
     upload,
 )
 from tests.support.waiting import until
-from trioserve.api.base.body import Incoming
-from trioserve.api.base.caller import Caller
-from trioserve.api.base.reply import Reply, json as json_reply
-from trioserve.api.batches import KIND
 from trioserve.api.service import AppState
 from trioserve.concurrency import Phase
-from trioserve.store import Records
 
 
 async def test_the_sdk_runs_a_batch() -> None:
@@ -212,11 +209,6 @@ async def test_after_a_restart_a_batch_waits_for_its_key_of_a_file(tmp_path: Pat
 
 async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
     path = str(tmp_path / "a.db")
-
-    def expire(records: Records) -> None:
-        (batch,) = records.open_ones(KIND)
-        records.change(batch.id, {**batch.body, "expires_at": 1}, is_open=True)
-
     async with client_and_service(store=path) as (client, service):
         Asked(service, lambda n: 200 if n == 1 else 500)
         id_ = (await begin(client, [line(n) for n in range(3)]))["id"]
@@ -237,21 +229,6 @@ async def test_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
 
 
 # -- the place of a batch
-
-
-class Asked:
-    """Plays the app to the batches of a service, with the statuses that a test chooses."""
-
-    def __init__(self, service: AppState, status: Callable[[int], int] = lambda n: 200) -> None:
-        self.n_asked, self._status = 0, status
-        self.bodies: list[dict[str, Any]] = []
-        service.reply_to = self._reply_to
-
-    async def _reply_to(self, incoming: Incoming, caller: Caller) -> Reply:
-        self.n_asked += 1
-        self.bodies.append(await incoming.fields())
-        await trio.lowlevel.checkpoint()
-        return json_reply({}, self._status(self.n_asked), **{"Retry-After": "0"})
 
 
 @pytest.mark.parametrize(("order", "lowest"), [("higher-first", -100), ("lower-first", 100)])

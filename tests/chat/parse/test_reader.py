@@ -126,10 +126,6 @@ def test_what_goes_wrong_after_the_name_is_content() -> None:
     assert message.content == "oh no<arg_value>1</arg_value></tool_call>"
 
 
-def test_a_call_without_arguments() -> None:
-    assert parse("<tool_call>f</tool_call>", families.GLM) == Message("", "", (call("f", "{}"),))
-
-
 def nested(tag: str, depth: int, inner: str = "1") -> str:
     return f"#<{tag}>" * depth + inner + f"#</{tag}>" * depth
 
@@ -176,10 +172,10 @@ def test_elements_that_are_none_are_content(inner: str, arguments: str, rest: st
     assert make_parser(families.MINIMAX_M3).feed(text)[2:] == [ContentDelta(message.content)]
 
 
-@pytest.mark.parametrize("name", ["", "two words", "x" * 1000])
-def test_what_is_no_name_is_content(name: str) -> None:
-    text = f"<tool_call>{name}</tool_call>"
-    assert parse(text, families.GLM) == Message(text)
+def test_a_call_may_be_a_name_and_what_is_none_is_content() -> None:
+    assert parse("<tool_call>f</tool_call>", families.GLM) == Message("", "", (call("f", "{}"),))
+    for text in (f"<tool_call>{name}</tool_call>" for name in ("", "two words", "x" * 1000)):
+        assert parse(text, families.GLM) == Message(text)
 
 
 # -- JSON
@@ -223,15 +219,12 @@ def test_generic_calls() -> None:
         ('"\\ud83d x"', "� x"),
         ('"\\\\ud83d"', "\\ud83d"),
         ('""', ""),
+        ("1", '{"response": 1}'),
     ],
 )
 def test_generic_answers(written: str, content: str) -> None:
     assert parse(f'{{"response": {written}}}', families.PLAIN) == Message(content)
-
-
-def test_generic_answers_that_are_odd() -> None:
     assert parse('{"response": "cut', families.PLAIN) == Message("cut")
-    assert parse('{"response": 1}', families.PLAIN) == Message('{"response": 1}')
 
 
 def test_an_array_of_calls() -> None:
@@ -253,16 +246,13 @@ def test_ids_are_as_the_template_wants_them() -> None:
     assert start.id.startswith("call_")
 
 
-def test_mistral_writes_ids_too() -> None:
-    text = 'Hm[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}'
-    calls = (call("f", '{"a": 1}'), call("g", "{}", 1))
+@pytest.mark.parametrize(
+    ("first", "arguments"), [('[CALL_ID]abcdefghi[ARGS]{"a": 1}', '{"a": 1}'), ("[ARGS]", "{}")]
+)
+def test_mistral_may_write_an_id_and_no_arguments(first: str, arguments: str) -> None:
+    calls = (call("f", arguments), call("g", "{}", 1))
+    text = f"Hm[TOOL_CALLS]f{first}[TOOL_CALLS]g[ARGS]{{}}"
     assert parse(text, families.MISTRAL) == Message("Hm", "", calls)
-
-
-def test_a_call_may_have_no_arguments() -> None:
-    calls = (call("f", "{}"), call("g", "{}", 1))
-    text = "[TOOL_CALLS]f[ARGS][TOOL_CALLS]g[ARGS]{}"
-    assert parse(text, families.MISTRAL) == Message("", "", calls)
 
 
 def test_a_name_in_quotes() -> None:
@@ -379,10 +369,9 @@ def test_only_the_final_channel_of_harmony_is_an_answer_in_a_format() -> None:
 
 def test_harmony_that_the_prompt_has_begun() -> None:
     tail = "<|start|>assistant<|channel|>{}<|message|>Well"
-    message = parse(" so<|end|>", families.HARMONY, prompt_tail=tail.format("analysis"))
-    assert message == Message("", " so")
-    message = parse(" so<|return|>", families.HARMONY, prompt_tail=tail.format("final"))
-    assert message == Message(" so")
+    thought = parse(" so<|end|>", families.HARMONY, prompt_tail=tail.format("analysis"))
+    said = parse(" so<|return|>", families.HARMONY, prompt_tail=tail.format("final"))
+    assert (thought, said) == (Message("", " so"), Message(" so"))
     parser = make_parser(families.HARMONY, prompt_tail="<|start|><|message|>")
     assert parser.feed("Hi") == [ContentDelta("Hi")]
 
@@ -405,11 +394,8 @@ FINAL = "<|channel|>final<|message|>"
 
 def test_harmony_without_channels_is_content() -> None:
     tail = "<|start|>assistant"
-    assert parse("Hello", families.HARMONY, prompt_tail=tail) == Message("Hello")
-    long = "Hello " * 200
-    assert parse(long, families.HARMONY, prompt_tail=tail) == Message(long)
-    odd = "<|channel|>odd<|message|>Hi"
-    assert parse(odd, families.HARMONY, prompt_tail=tail) == Message(odd)
+    for text in ("Hello", "Hello " * 200, "<|channel|>odd<|message|>Hi"):
+        assert parse(text, families.HARMONY, prompt_tail=tail) == Message(text)
     for junk in ("junk<|end|>", "junk", "x" * 501 + "<|message|>"):
         message = parse(f"{FINAL}Hi<|start|>{junk}", families.HARMONY, prompt_tail=tail)
         assert message == Message(f"Hi<|start|>{junk.removesuffix('<|end|>')}")
@@ -426,10 +412,9 @@ def test_a_header_of_harmony_has_an_end() -> None:
 def test_what_follows_a_call_in_a_channel_is_content() -> None:
     header = " to=functions.f<|channel|>commentary json<|message|>"
     tail = "<|start|>assistant"
-    message = parse(f'{header}{{"a": 1}} \n x', families.HARMONY, prompt_tail=tail)
-    assert message == Message("x", "", (call("f", '{"a": 1}'),))
-    message = parse(f'{header}{{"a": oh', families.HARMONY, prompt_tail=tail)
-    assert message == Message("oh", "", (call("f", '{"a": '),))
+    for text, arguments, rest in (('{"a": 1} \n x', '{"a": 1}', "x"), ('{"a": oh', '{"a": ', "oh")):
+        message = parse(header + text, families.HARMONY, prompt_tail=tail)
+        assert message == Message(rest, "", (call("f", arguments),))
 
 
 def test_calls_in_channels_are_content_unless_asked_for() -> None:
@@ -540,9 +525,8 @@ def test_json_in_place_of_what_the_template_writes(name: str, text: str) -> None
     ],
 )
 def test_text_between_markers_may_be_json(value: str, arguments: str) -> None:
-    text = (
-        f'<calls>\n<invoke name="f">\n<parameter name="a">{value}</parameter>\n</invoke>\n</calls>'
-    )
+    parameter = f'<parameter name="a">{value}</parameter>'
+    text = f'<calls>\n<invoke name="f">\n{parameter}\n</invoke>\n</calls>'
     assert parse(text, families.FAMILIES["json-values"]).tool_calls == (call("f", arguments),)
 
 
