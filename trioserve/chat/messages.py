@@ -144,6 +144,8 @@ def _parse_message(message: object, path: str) -> Message:
     for name in ("name", "tool_call_id", "reasoning_content"):
         if name in fields:
             _text(fields, name, path)
+    if (audio := fields.pop("audio", None)) and role == "assistant" and not fields.get("content"):
+        fields["content"] = _transcript_of(audio, f"{path}.audio")
     if "content" in fields:
         fields["content"] = _parse_content(fields["content"], path)
         if not isinstance(fields["content"], str):
@@ -162,6 +164,17 @@ def _parse_message(message: object, path: str) -> Message:
             _parse_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(each)
         ]
     return fields
+
+
+def _transcript_of(audio: object, path: str) -> str:
+    """Take the text of an earlier answer that was spoken."""
+    text = _mapping(audio, path).get("transcript")
+    if not isinstance(text, str):
+        raise InvalidRequestError.at(
+            path,
+            "names sound, which is not kept: send its 'transcript' here, or as 'content'.",
+        )
+    return text
 
 
 def _parse_content(content: object, path: str) -> str | list[dict[str, Any]]:

@@ -177,11 +177,12 @@ class LoadedModel:
                 "that hears, and its `--mmproj`, or with `--transcription-model`"
             )
 
-    def check_speaks(self) -> None:
-        """Check that the server speaks. Raises NotSupportedError."""
+    def check_speaks(self, param: str | None = None) -> None:
+        """Check that the server speaks. Raises NotSupportedError, which may name a field."""
         if self.voices is None:
             raise NotSupportedError(
-                "This server does not speak. Start it with `--tts`, which names a model that does"
+                "This server does not speak. Start it with `--tts`, which names a model that does",
+                param=param,
             )
 
     def check_embeds(self) -> None:

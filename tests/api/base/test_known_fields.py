@@ -43,11 +43,9 @@ def test_every_field_of_openai_s_client_is_known(cls: Any, theirs: Any, neutral:
 
 
 NOT_SUPPORTED: dict[str, Any] = {
-    "audio": {"voice": "alloy", "format": "wav"},
     "best_of": 2,
     "function_call": {"name": "f"},
     "functions": [{"name": "f"}],
-    "modalities": ["text", "audio"],
     "moderation": {"model": "omni"},
     "suffix": "b",
     "image_data": [{"data": "aGk=", "id": 1}],

@@ -32,9 +32,9 @@ def with_voice(speaker: ScriptedSpeaker | None = None) -> ScriptedBackend:
 
 @asynccontextmanager
 async def speaking(
-    speaker: ScriptedSpeaker | None = None, **config: Any
+    speaker: ScriptedSpeaker | None = None, *, backend: ScriptedBackend | None = None, **config: Any
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
-    async with client_and_service(with_voice(speaker), **config) as both:
+    async with client_and_service(backend or with_voice(speaker), **config) as both:
         yield both
 
 

@@ -4,7 +4,7 @@
 
 from hypothesis import given, strategies as st
 
-from trioserve.server.speech.pieces import Cutter, sentences_of
+from trioserve.server.speech.pieces import Cutter, Sentences, sentences_of, without_marks
 
 TEXTS = st.text(max_size=300) | st.text("ab .,!?\n\"'。，،😀\ud800", max_size=300)
 
@@ -79,3 +79,35 @@ def test_a_long_text_is_counted_a_few_times_only() -> None:
 
 def test_an_unknown_language_is_cut_as_english() -> None:
     assert sentences_of("Ja. Nein.", "tlh") == ["Ja. ", "Nein."]
+
+
+@given(st.lists(st.text("ab. !?\n,", max_size=9), max_size=60))
+def test_sentences_that_come_in_parts_are_the_text(parts: list[str]) -> None:
+    sentences = Sentences()
+    found = [*map(sentences.feed, parts), sentences.rest()]
+    assert "".join(found) == "".join(parts)
+
+
+def test_a_sentence_is_whole_when_the_next_one_begins() -> None:
+    sentences = Sentences()
+    parts = ["Dr.", " Smith is", " here. ", "He ", "waits. And"]
+    assert [sentences.feed(part) for part in parts] == [
+        "",
+        "",
+        "",
+        "Dr. Smith is here. ",
+        "He waits. ",
+    ]
+    assert sentences.rest() == "And"
+
+
+def test_a_text_without_an_end_does_not_gather() -> None:
+    sentences = Sentences()
+    found = [sentences.feed("word ") for _ in range(1000)]
+    assert max(map(len, found)) <= 1010
+    assert len([each for each in found if each]) >= 4
+
+
+def test_marks_are_not_spoken() -> None:
+    text = "# Title\n\n- **One** `two`\n> three [four](http://five)\n---\n2 * 3 - 1, x-y"
+    assert " ".join(without_marks(text).split()) == "Title One two three four 2 3 - 1, x-y"

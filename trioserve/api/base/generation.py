@@ -121,8 +121,22 @@ async def stream_reply(
     on_error: reply.OnError | None = None,
 ) -> reply.Stream[sse.Event]:
     """Answer with the events of streams. See `reply.stream`."""
+    source = await reply.open_source(caller, streams)
+    return await source_reply(server, request, caller, source, streams, writer, on_error)
+
+
+async def source_reply(
+    server: ModelServer,
+    request: GenerationRequest,
+    caller: Caller,
+    source: reply.EventSource[Any],
+    streams: Sequence[Stream | ChatStream],
+    writer: sse.EventWriter[Any],
+    on_error: reply.OnError | None = None,
+) -> reply.Stream[Any]:
+    """Answer with events that come of streams. See `reply.stream`."""
     return await reply.stream(
-        await reply.open_source(caller, streams),
+        source,
         writer,
         pings_of(server, request, [stream.mailbox for stream in streams]),
         on_error or partial(errors.last_event, caller.path),

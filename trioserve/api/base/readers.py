@@ -114,6 +114,15 @@ def model_name(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
+@json_type({"anyOf": [NAME, object_schema("id", id=NAME)]})
+def voice_name(value: Any) -> str:
+    """Read `voice`: a name, or an object with it."""
+    name = value.get("id") if isinstance(value, dict) else value
+    if not isinstance(name, str) or not name:
+        raise MismatchError("the name of a voice, or an object with the name as its 'id'")
+    return name
+
+
 @json_type({"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS})
 def seconds(value: Any) -> float:
     """Read a length of time, in seconds."""

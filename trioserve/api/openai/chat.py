@@ -15,7 +15,13 @@ from trioserve.api.base.caller import Caller
 from trioserve.api.base.chat_request import RUN_TOOLS, ChatRequest
 from trioserve.api.base.custom_tools import input_of
 from trioserve.api.base.fields import PromptFields, field
-from trioserve.api.base.generation import admit, counted_tokens, gap_prompt, stream_reply
+from trioserve.api.base.generation import (
+    admit,
+    counted_tokens,
+    gap_prompt,
+    source_reply,
+    stream_reply,
+)
 from trioserve.api.base.generation_request import UNSUPPORTED, GenerationRequest
 from trioserve.api.base.models import Models
 from trioserve.api.base.output import (
@@ -28,7 +34,7 @@ from trioserve.api.base.output import (
     timings_of,
 )
 from trioserve.api.base.readers import GivenPrompt
-from trioserve.api.base.reply import Reply, long_json, size_of_outputs
+from trioserve.api.base.reply import EventSource, Reply, long_json, size_of_outputs
 from trioserve.api.base.routes import Routes
 from trioserve.api.base.scores import PromptLogprobs, prompt_logprobs
 from trioserve.api.base.text_tokens import probs_of, probs_of_text
@@ -49,6 +55,7 @@ from trioserve.api.openai.logprobs import (
     text_logprobs,
 )
 from trioserve.api.openai.runs import open_run, read_run, run_reply
+from trioserve.api.openai.spoken import SpokenAnswer, SpokenChatRequest, SpokenEvents, spoken_chat
 from trioserve.api.openapi import gives, takes
 from trioserve.chat.compaction import written as written_messages
 from trioserve.chat.deltas import Message, MessageBuilder
@@ -175,6 +182,7 @@ class AssistantMessage(Answer, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: Sequence[ToolCall] | UnsetType = UNSET
+    audio: SpokenAnswer | UnsetType = UNSET
 
 
 class _ChatChoice(Answer):
@@ -232,11 +240,13 @@ class Completion(_Whole, kw_only=True):
 
 
 @routes.post("/v1/chat/completions", "/chat/completions")
-@takes(ChatRequest)
+@takes(SpokenChatRequest)
 @gives(ChatCompletion)
-async def chat_completions(request: ChatRequest, caller: Caller, models: Models) -> Reply:
+async def chat_completions(request: SpokenChatRequest, caller: Caller, models: Models) -> Reply:
     """Answer a chat, at once or as a stream."""
     server, params, context = await admit(request, caller, models)
+    if request.is_spoken:
+        return await _speak_chat(server, request, caller, models, params, context)
     if request.run_tools is not None:
         return await _run_chat(server, request, caller, models, params, context)
     opened = server.stream_chats(
@@ -253,6 +263,39 @@ async def chat_completions(request: ChatRequest, caller: Caller, models: Models)
     events = ChatEvents(request, params, writer, streams[0].prompt, len(streams))
     models.responses.add(events.id, request, caller, streams)
     return await stream_reply(server, request, caller, streams, events)
+
+
+async def _speak_chat(
+    server: ModelServer,
+    request: SpokenChatRequest,
+    caller: Caller,
+    models: Models,
+    params: GenerationParams,
+    context: RequestContext,
+) -> Reply:
+    """Answer a chat, and speak the answer while it is written."""
+    request.voice_of(server.model)  # before any work
+    chats = server.stream_chats(request.messages, params, request.chat_params, context=context)
+    (chat,) = await caller.open(chats)
+    spoken = await caller.open(spoken_chat(server, chat, request, context))
+    writer = OutputWriter(server, request, params)
+    if request.stream:
+        events = SpokenEvents(request, params, writer, chat.prompt)
+        models.responses.add(events.id, request, caller, [chat])
+        source: EventSource[Any] = EventSource.of(spoken.events.__anext__)
+        return await source_reply(server, request, caller, source, [chat], events)
+    answer, sound = await spoken.read(caller.held)
+    await writer.read(answer.prompt, answer.tokens)
+
+    def whole() -> ChatCompletion:
+        written = whole_chat(writer, request, params, [answer])
+        said: AssistantMessage = written.choices[0].message
+        if sound:
+            said.audio = SpokenAnswer.of(sound, answer.message.content)
+        said.content = None
+        return written
+
+    return long_json(whole, size_of_outputs([answer]) + len(sound) // 24)
 
 
 async def _run_chat(

@@ -112,11 +112,15 @@ class ChatEvents(sse.EventWriter[sse.Event | RunEvent]):
         self._frame = Frame(writer.model, "chat.completion.chunk", "chatcmpl")
         self.id, self.n = self._frame.id, n
         self._opened = n == 1
-        self._choices = [
-            ChoiceEvents(i, self._frame, request, params, self._n_prompt) for i in range(n)
+        self._choices: Sequence[ChoiceEvents] = [
+            self.kind_of_choice()(i, self._frame, request, params, self._n_prompt) for i in range(n)
         ]
         self._calls = ClientCalls(request.tool_names)
         self._totals: Mapping[str, Any] = {}  # of a run, when it has ended
+
+    def kind_of_choice(self) -> type[ChoiceEvents]:
+        """Say what writes the chunks of each choice."""
+        return ChoiceEvents
 
     def encode(self, index: int, event: sse.Event | RunEvent) -> bytes:
         """Write an event of one choice."""

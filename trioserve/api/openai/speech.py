@@ -13,7 +13,6 @@ from trioserve.api.base import errors, limits, readers, reply, sse
 from trioserve.api.base.answers import Answer, Bytes
 from trioserve.api.base.caller import Caller
 from trioserve.api.base.fields import (
-    NAME,
     MismatchError,
     Only,
     RequestBody,
@@ -21,7 +20,6 @@ from trioserve.api.base.fields import (
     integer_in,
     json_type,
     number,
-    object_schema,
 )
 from trioserve.api.base.models import Models
 from trioserve.api.base.reply import Pieces, Reply
@@ -37,15 +35,6 @@ from trioserve.server.speech.speech import (
     SpeechParams,
     SpeechStream,
 )
-
-
-@json_type({"anyOf": [NAME, object_schema("id", id=NAME)]})
-def voice_name(value: Any) -> str:
-    """Read `voice`: a name, or an object with it."""
-    name = value.get("id") if isinstance(value, dict) else value
-    if not isinstance(name, str) or not name:
-        raise MismatchError("the name of a voice, or an object with the name as its 'id'")
-    return name
 
 
 def _between(low: float, high: float) -> Callable[[Any], float]:
@@ -72,7 +61,7 @@ class SpeechRequest(RequestBody):
     unsupported = _UNSUPPORTED
     input: str = field(read=readers.text_of(limits.MAX_SPEECH))
     model: str | None = field(read=readers.model_name, default=None)
-    voice: str = field(read=voice_name, default=DEFAULT_VOICE)
+    voice: str = field(read=readers.voice_name, default=DEFAULT_VOICE)
     language: str = field(read=readers.text_of(limits.MAX_LANGUAGE), default="")
     response_format: SoundFormat = "mp3"
     speed: float = field(read=_between(*SPEEDS), default=1.0)

@@ -29,6 +29,41 @@ def sentences_of(text: str, language: str = "") -> list[str]:
     return found
 
 
+#: A link or an image of Markdown, whose text is spoken; and marks that are not.
+_LINK = re.compile(r"!?\[([^\]\n]*)\]\([^)\n]*\)")
+_MARKS = re.compile(r"[*`~|]+|^\s{0,3}(?:#{1,6}|>+|[-+]|={3,}|-{3,}|_{3,})(?=\s|$)", re.MULTILINE)
+
+
+def without_marks(text: str) -> str:
+    """Remove the marks of Markdown."""
+    return _MARKS.sub("", _LINK.sub(r"\1", text))
+
+
+#: Characters after which a text without an end of a sentence is cut at white space.
+_LONG = 1000
+
+
+class Sentences:
+    """Finds the whole sentences of a text that comes in parts. Joined, they are the text."""
+
+    def __init__(self) -> None:
+        self._text = ""  # of the last sentence so far
+
+    def feed(self, text: str) -> str:
+        """Add a part; returns the sentences that are whole now."""
+        self._text += text
+        whole = "".join(sentences_of(self._text)[:-1])
+        if not whole and len(self._text) > _LONG:
+            whole = self._text[: max(map(self._text.rfind, " \n")) + 1]
+        self._text = self._text[len(whole) :]
+        return whole
+
+    def rest(self) -> str:
+        """Return the rest, at the end."""
+        rest, self._text = self._text, ""
+        return rest
+
+
 def _split_after(ends: re.Pattern[str]) -> Callable[[str], list[str]]:
     """Make a function that cuts a text after each match."""
 

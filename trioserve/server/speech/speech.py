@@ -171,10 +171,22 @@ class Encoding:
 
     def encode(self, event: Sound | Spoken) -> Sequence[SpeechEvent]:
         """Encode the sound of an event; the last one ends it."""
-        encoder = self._encoder = self._encoder or self._make()  # imports, for 0.2 s
-        if isinstance(event, Sound):
-            return _encoded(encoder.feed(event.samples))
-        return [*_encoded(encoder.finish()), event]
+        ended = self.finish() if isinstance(event, Spoken) else ()
+        return [*ended, *self.feed(event)]
+
+    def feed(self, event: Sound | Spoken) -> Sequence[SpeechEvent]:
+        """Encode the sound of an event; it may be followed by that of another text."""
+        if isinstance(event, Spoken):
+            return [event]
+        if self._encoder is None:
+            self._encoder = self._make()  # imports, for 0.2 s
+        return _encoded(self._encoder.feed(event.samples))
+
+    def finish(self) -> Sequence[SpeechEvent]:
+        """Encode the end of all sound. It must be called at most once."""
+        if self._encoder is None:
+            self._encoder = self._make()
+        return _encoded(self._encoder.finish())
 
     def close(self) -> None:
         """Free the encoder."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import attrs
@@ -73,6 +73,21 @@ class Languages:
         return _CODES.get(asked, asked.partition("-")[0])
 
 
+def check_voice(name: str, voices: Collection[str], param: str = "voice") -> str:
+    """Return the voice that a name stands for: one that OpenAI has is the default voice.
+
+    Raises:
+        InvalidRequestError: there is none of this name; names `param`.
+    """
+    if name in voices:
+        return name
+    if name in OF_OPENAI:
+        leave_out(f"{param} {name}", f"no recording has this name; {DEFAULT_VOICE} speaks")
+        return DEFAULT_VOICE
+    known = ", ".join(sorted(voices))
+    raise InvalidRequestError.at(param, f"is not known; there are {known}.")
+
+
 class Voices(dict[str, Voice | None]):
     """Voices by name. None is the model's own, which is the default unless a file has another."""
 
@@ -82,12 +97,7 @@ class Voices(dict[str, Voice | None]):
         Raises:
             InvalidRequestError: there is none of this name.
         """
-        if name in self:
-            return self[name]
-        if name in OF_OPENAI:
-            leave_out(f"voice {name}", f"no recording has this name; {DEFAULT_VOICE} speaks")
-            return self[DEFAULT_VOICE]
-        raise InvalidRequestError.at("voice", f"is not known; there are {', '.join(sorted(self))}.")
+        return self[check_voice(name, self)]
 
 
 async def voices_of(config: Config, backend: SpeechBackend) -> Voices:
