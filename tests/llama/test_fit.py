@@ -194,7 +194,7 @@ def test_what_the_user_set_is_kept(name: str, fields: dict[str, object]) -> None
 def test_the_last_resorts_are_smaller_batches_and_then_a_smaller_type() -> None:
     models = Models(model=SHAPES["llama-8b"])
     chosen = []
-    for mib in range(9000, 4000, -50):
+    for mib in range(5900, 4000, -25):
         try:
             found = fit(models, Config(), room(mib / 1024)).config
         except ModelLoadError:
