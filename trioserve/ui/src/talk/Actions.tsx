@@ -34,7 +34,7 @@ export function Actions({ message, index, branches, last, edit, compared = false
   const read = answer && message.content && canRead() && <ReadButton key="read" id={message.id} />;
   if (message.state === "writing") return <div class="actions shown">{read}</div>;
   return (
-    <div class={last ? "actions shown" : "actions"}>
+    <div class={last || (answer && readAloud.value === message.id) ? "actions shown" : "actions"}>
       {branches && index !== undefined && <BranchSwitch ids={branches} index={index} compared={compared} compare={compare} />}
       {message.content && <CopyButton text={message.content} label={t("Copy")} />}
       {read}

@@ -74,7 +74,7 @@ Object.assign(globalThis, {
         speeches.push({ body: JSON.parse(options.body as string), signal: signal!, sound });
       },
     });
-    return new Response(stream);
+    return new Response(stream, { headers: { "Content-Type": "audio/pcm" } });
   },
 });
 Object.defineProperty(globalThis, "navigator", { value: { language: "en", userActivation: { hasBeenActive: true } }, configurable: true });
@@ -201,6 +201,8 @@ test("an error of the server and a sound that breaks off end the reading with an
   refusals = [Response.json({ error: { message: "No such voice.", code: 400 } }, { status: 400 })];
   await assert.rejects(readOrStop("a"), /No such voice/);
   assert.equal(readAloud.peek(), "");
+  refusals = [new Response("<p>Log in")];
+  await assert.rejects(readOrStop("a"), /no sound/);
   const reading = readOrStop("a");
   await settle();
   speeches[0]!.sound.enqueue(sound(1));
@@ -212,7 +214,8 @@ test("an error of the server and a sound that breaks off end the reading with an
 
 test("a full server is asked again, but not for ever", async () => {
   await shows("One.");
-  const full = () => Response.json({ error: { message: "Full.", code: 429 } }, { status: 429, headers: { "Retry-After": "3" } });
+  const full = (wait = 3) =>
+    Response.json({ error: { message: "Full.", code: 429 } }, { status: 429, headers: { "Retry-After": `${wait}` } });
   refusals = [full(), full()];
   const reading = readOrStop("a");
   await settle();
@@ -220,7 +223,9 @@ test("a full server is asked again, but not for ever", async () => {
   assert.equal(speeches.length, 1);
   stopReading();
   await reading;
-  refusals = Array.from({ length: 9 }, full);
+  refusals = [full(3600)];
+  await assert.rejects(readOrStop("a"), /Full/);
+  refusals = Array.from({ length: 9 }, () => full());
   const failing = assert.rejects(readOrStop("a"), /Full/);
   for (let at = 0; at < 5; at++) await pass(3);
   await failing;
@@ -249,6 +254,17 @@ test("an answer that is being written is read sentence by sentence, with what it
   await pass(1);
   await reading;
   assert.deepEqual(speeches.map(({ body }) => body.input), ["I will look.", "Found.", "It is so."]);
+});
+
+test("a browser without sound says so, and reads the next time", async () => {
+  await shows("One.");
+  mock.method(Card.prototype, "createBufferSource", () => { throw new Error("no sound card"); }, { times: 1 });
+  const reading = readOrStop("a");
+  await settle();
+  speeches[0]!.sound.enqueue(sound(1));
+  await assert.rejects(reading, /no sound card/);
+  assert.equal(readAloud.peek(), "");
+  assert.ok(speeches[0]!.signal.aborted);
 });
 
 test("an answer without words says so", async () => {

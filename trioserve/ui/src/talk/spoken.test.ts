@@ -96,6 +96,11 @@ test("a text without sentences is cut between words, or else anywhere", () => {
   assert.ok(said("word ".repeat(400)).split(" ").every((one) => /^word\.?$/.test(one)));
 });
 
+test("a paragraph of any length is said to its end, without a copy of it for each sentence", () => {
+  const text = Array.from({ length: 15_000 }, (_, at) => `This is sentence number ${at}.`).join(" ");
+  assert.equal(said(text), text);
+});
+
 test("sentences of other scripts are recognized, and signs of direction left out", () => {
   const spoken = (text: string) => new Sentences().next(text, true);
   assert.equal(spoken("第一句。第二句！第三"), "第一句。 第二句！");

@@ -58,8 +58,19 @@ function split(line: string): string[] {
   const said = sayable(line);
   if (!SOUND.test(said)) return [];
   const ended = /[\p{L}\p{N})\]"'»”’]$/u.test(said) ? `${said}.` : said; // a voice pauses there
-  return Array.from(segmenter.segment(ended), ({ segment }) => segment.trim().match(SHORT) ?? []).flat();
+  const found: string[] = [];
+  for (let at = 0; at < ended.length; ) {
+    const part = ended.slice(at, at + PART);
+    const segments = Array.from(segmenter.segment(part), ({ segment }) => segment);
+    if (at + PART < ended.length && segments.length > 1) segments.pop(); // it may continue
+    at += segments.join("").length;
+    found.push(...segments.flatMap((segment) => segment.trim().match(SHORT) ?? []));
+  }
+  return found;
 }
+
+/** Characters that are segmented at once: V8 copies all of them for each sentence. */
+const PART = 4 * MOST;
 
 const SHORT = new RegExp(String.raw`\S[^]{0,${MOST - 2}}\S(?!\S)|\S[^]{0,${MOST - 1}}`, "gu");
 

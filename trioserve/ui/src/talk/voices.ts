@@ -28,9 +28,10 @@ const MAX_LEAD = 2;
 /** Seconds that sound may be on its way to the ear, as without a cable. */
 const TAIL = 0.3;
 
-/** The waits for a full server. */
+/** The waits for a full server, in milliseconds. */
 const TRIES = 5;
 const WAIT = 2_000;
+const MAX_WAIT = 30_000;
 
 let context: AudioContext | null = null;
 
@@ -60,6 +61,8 @@ export class ServerVoice implements Voice {
     this.#voice ??= await voiceFor(this.model, signal);
     const body = { model, input: text, voice: this.#voice, speed: settings.peek().readSpeed, response_format: "pcm" };
     const response = await patiently(() => request("v1/audio/speech", posting(body, { signal })), signal);
+    // What a proxy writes in its place would be noise.
+    if (!response.headers.get("Content-Type")?.startsWith("audio/")) throw new Error(t("The server has sent no sound."));
     const reader = response.body!.getReader();
     let odd = new Uint8Array(0); // half of a sample
     for (;;) {
@@ -118,8 +121,10 @@ async function patiently<T>(ask: () => Promise<T>, signal: AbortSignal): Promise
     try {
       return await ask();
     } catch (error) {
-      if (!(error instanceof ServerError) || error.reason !== "full" || tries === TRIES) throw error;
-      await pauseFor(error.retryAfter ?? WAIT, signal);
+      if (!(error instanceof ServerError) || !["full", "loading"].includes(error.reason) || tries === TRIES) throw error;
+      const { retryAfter: wait = WAIT } = error;
+      if (wait > MAX_WAIT) throw error; // a budget is used up
+      await pauseFor(wait, signal);
     }
   }
 }

@@ -1,1 +1,0 @@
-import{c as a,d as b}from"./chunk-WM74TEZO.js";import"./chunk-SUT7PK2J.js";import"./chunk-GRITLNKC.js";import"./chunk-DGLZVYQL.js";import"./chunk-LSY65NHF.js";import"./chunk-NJ4GUD46.js";import"./chunk-JYLKPW3I.js";import"./chunk-BULEUPBY.js";import"./chunk-O2SBNSKC.js";import"./chunk-Z4W47HPD.js";import"./chunk-IB3OMPMT.js";export{a as Models,b as fits};
