@@ -8,6 +8,7 @@ import { reading } from "./db";
 import { areTooLong } from "./lengths";
 import { newId } from "./ids";
 import { bodyFor, DENIED } from "./prompt";
+import { stopReading } from "./reading";
 import { stopRuns, write } from "./runs";
 import { contextSizeOf, props } from "./server";
 import { settings } from "./settings";
@@ -46,8 +47,9 @@ async function withParts({ chat, tree }: Place, asked: Message): Promise<Message
   return { ...asked, parts: await partsFor(asked.content, documents, contextSizeOf(model), model) };
 }
 
-/** End the answer that a chat is being given. Its received part stays. */
+/** End the answer that a chat is being given, and reading aloud. Its received part stays. */
 export async function stop(chat: string): Promise<void> {
+  stopReading();
   await stopRuns(chat);
 }
 
