@@ -2,7 +2,9 @@
 
 A speaker adds the rows of a text to the batches, and then one row a step, made of its last frame.
 Frames come before texts, so that a new speaker does not hold up one who is in the middle of a word.
-What a speaker has said becomes sound a few frames at a time.
+What a speaker has said becomes sound a few frames at a time, and that of one speaker a step: it
+takes longer than the step's batch. Another thread would not help: frames wait for the same
+projector.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from trioserve.engine.speaker import Rows, SpeechBackend, Utterance
 from trioserve.errors import (
     DecodeError,
     DecodeInterruptedError,
+    EngineError,
     InputTooLongError,
     InvalidRequestError,
     KVCacheFullError,
@@ -56,12 +59,18 @@ class SpeechState(SlottedRequest):
     is_paused: bool = attrs.field(init=False, default=False)
     n_prompt: int = attrs.field(init=False, default=0)
     n_frames: int = attrs.field(init=False, default=0)
+    is_heard: bool = attrs.field(init=False, default=False)
+    _due_since: float = attrs.field(init=False, default=0.0)
     _first_at: float = attrs.field(init=False, default=0.0)
 
     @property
     def is_due(self) -> bool:
         """True if frames are to become sound before there are more of them."""
         return self.end is not None or (self.utterance is not None and self.utterance.is_due)
+
+    def turn(self) -> tuple[bool, float]:
+        """Whose frames become sound first: those of a speaker who was not heard yet."""
+        return self.is_heard, self._due_since
 
     def begin(self, piece: int) -> int:
         """Begin with a text; returns how many rows it shares with the one before."""
@@ -81,16 +90,20 @@ class SpeechState(SlottedRequest):
         """Make a frame of the output of a row of the last batch, in a context of `n_ctx` cells."""
         assert self.utterance is not None
         made = self.utterance.frame(row)
-        self.is_text = False
+        self.is_text, self._due_since = False, monotonic()
         if made is None:
             self.end = FinishReason.EOS
             return
         self.rows = made
         self.n_frames += 1
         if self.n_frames == 1:
-            self._first_at = monotonic()
+            self._first_at = self._due_since
         if self.n_frames == self.task.max_frames or self.pos == n_ctx:
             self.end = FinishReason.LIMIT
+
+    def close(self) -> None:
+        if self.utterance is not None:
+            self.utterance.close()
 
     def timings(self) -> Timings:
         assert self.admitted_at is not None
@@ -169,8 +182,17 @@ class SpeechEngine(SlottedEngine[SpeechState]):
     def _remove(self, request: SpeechState) -> None:
         super()._remove(request)
         self.backend.forget(request.slot)
-        if request.utterance is not None:
-            request.utterance.close()
+        request.close()
+
+    def _fail_all(self, error: EngineError) -> None:
+        for request in self._running:
+            request.close()
+        super()._fail_all(error)
+
+    def _close(self) -> None:
+        for request in self._running:
+            request.close()
+        super()._close()
 
     def _step(self) -> bool:
         counters = self._counters
@@ -182,8 +204,9 @@ class SpeechEngine(SlottedEngine[SpeechState]):
         parts = self._pack()
         if parts:
             self._collect(parts, self._compute(parts))
-        for request in [one for one in self._running if one.is_due]:
-            self._try(self._speak, request)
+        due = [one for one in self._running if one.is_due and not one.is_paused]
+        if due:  # one a step: meanwhile the others say nothing
+            self._try(self._speak, min(due, key=SpeechState.turn))
         counters.step_s += monotonic() - self.heartbeat
         return self.has_work
 
@@ -258,8 +281,8 @@ class SpeechEngine(SlottedEngine[SpeechState]):
         except DecodeInterruptedError:  # it is cancelled, or has its turn again
             return
         if len(samples):
+            request.is_heard = True
             self._emit(Sound(request.task.id, samples, request.piece))
-            self._flush()  # the sound of others takes its time
         if request.end is None:
             return
         if request.end is FinishReason.EOS and request.piece + 1 < len(request.task.pieces):

@@ -26,7 +26,7 @@ MAX_PIECE = 50
 _FEW_WORDS, _BLANKS = 5, " " * 8
 #: The frames after the end: of texts with few tokens, and of others.
 _FEW_TOKENS, _AFTER_FEW, _AFTER = 6, 5, 3
-#: Frames that become sound together, the first ones of a text sooner.
+#: Frames that become sound together, the first ones of a task sooner.
 _WINDOWS = (2, 4, 8)
 
 
@@ -98,7 +98,7 @@ class PocketUtterance(SpeechUtterance):
 
     def begin(self, piece: int) -> SpokenPrompt:
         tokens = self._task.pieces[piece].tokens
-        self._features, self._state, self._window = [], b"", 0
+        self._features, self._state = [], b""
         self._n, self._end = 0, None
         self._most = math.ceil((len(tokens) / 3 + 2) * FRAME_RATE)
         few = len(tokens) <= _FEW_TOKENS

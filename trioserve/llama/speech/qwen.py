@@ -6,6 +6,7 @@ The rows of a text are sums: of what stands for its tokens, and of what stands f
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import monotonic
 
 import numpy as np
 
@@ -22,7 +23,8 @@ FRAME_RATE = 12.5
 #: Frames that the decoder of sound takes at once; libmtmd fixes it. After fewer of them its state
 #: is of no use, but the sound of these is what it will be: it hangs on nothing that comes later.
 _WINDOW = 72
-#: So the first frames of a text are heard before the rest of the window is there.
+#: So the first frames of a task are heard before the rest of the window is there. Each time costs
+#: as much as a whole window.
 _FIRST_WINDOWS = (8, 24, _WINDOW)
 
 #: As the model's makers have it.
@@ -151,7 +153,6 @@ class QwenUtterance(SpeechUtterance):
         parts, n_ctx = self._parts, self._family.n_ctx_seq
         self._sampler = LlamaSampler(parts.context, parts.vocab, params, (), n_ctx=n_ctx)
         self._codes, self._n_heard, self._state = [], 0, b""
-        self._windows = _FIRST_WINDOWS
         return self._family.prompt(self._task.pieces[piece].tokens, self._task)
 
     def frame(self, row: int) -> Matrix | None:
@@ -178,9 +179,13 @@ class QwenUtterance(SpeechUtterance):
         n_frames = len(self._codes)
         if n_frames == self._n_heard:
             return np.empty(0, np.float32)
+        start = monotonic()
         samples, state = self._parts.generator.sound(np.concatenate(self._codes), self._state)
+        seconds = monotonic() - start
         samples = samples[len(samples) // n_frames * self._n_heard :]
         self._windows = self._windows[1:] or (_WINDOW,)
+        if seconds * FRAME_RATE > self._windows[0] - n_frames:
+            self._windows = (_WINDOW,)  # it would take longer than it lasts
         if n_frames == _WINDOW:
             self._codes, self._n_heard, self._state = [], 0, state
         else:
