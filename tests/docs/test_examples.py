@@ -19,6 +19,7 @@ from tests.support.command import serving
 from tests.support.docs_examples import REASONS, ROOT, Example, commands_in, examples
 from tests.support.media_files import wav_file
 from tests.support.pdf_files import pdf_file
+from tests.support.speech_models import write_pocket
 from trioserve.cli.agents import AGENTS
 from trioserve.cli.commands import COMMANDS, SERVE
 from trioserve.cli.options import arguments
@@ -189,7 +190,10 @@ def scripts_of(url: str) -> Iterator[tuple[str, list[str]]]:
 async def test_requests_and_clients_of_the_pages(folder: Path) -> None:
     failed = []  # in the order of the page, since some examples need the result of an earlier one
     flags = ("--tools", "read_file,grep_search,edit_file", "--slot-save-path", str(folder))
-    more = ("--metrics", "-c", "32768", "--mmproj", str(BUNDLED_PROJECTOR))
+    (voices := folder / "voices").mkdir()
+    (voices / "ada.wav").write_bytes(wav_file(1.0))
+    speech = ("--tts", str(write_pocket(folder).model), "--tts-voices", str(voices))
+    more = ("--metrics", "-c", "32768", "--mmproj", str(BUNDLED_PROJECTOR), *speech)
     async with serving("-m", str(BUNDLED), *flags, *more, timeout=600) as running:
         for name, command in scripts_of(running.url):
             try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import attrs
@@ -11,6 +13,8 @@ import pytest
 
 from tests.support import gguf_models, media_models, tiny_models
 from tests.support.lora_files import make_lora
+from tests.support.speech_models import SpeechPair, write_pocket, write_qwen
+from trioserve import llama
 from trioserve.config import Config
 from trioserve.errors import BackendMismatchError, ModelLoadError
 from trioserve.llama import estimate as module, layout, library
@@ -19,7 +23,9 @@ from trioserve.llama.embedding import LlamaEmbedder, embedding_params
 from trioserve.llama.estimate import measure
 from trioserve.llama.library import lib
 from trioserve.llama.model import LlamaModel
+from trioserve.llama.speech.speaker import size_of
 from trioserve.models import BUNDLED
+from trioserve.models.speech import SpeechFiles
 
 
 def really(config: Config) -> tuple[int, int, int]:
@@ -167,3 +173,20 @@ def test_next_to_nothing_is_allocated() -> None:
     cache, grown = map(int, done.stdout.splitlines()[-1].split())
     assert cache > 2**29
     assert grown < cache / 4
+
+
+@pytest.mark.parametrize("write", [write_pocket, write_qwen])
+def test_a_model_that_speaks_counts(tmp_path: Path, write: Callable[[Path], SpeechPair]) -> None:
+    pair = write(tmp_path)
+    alone = measure(Config(embd_ctx_size=0, threads=1, mmproj_auto=False))
+    both = measure(Config(embd_ctx_size=0, threads=1, mmproj_auto=False, **pair.settings))
+    config = Config(threads=1, **pair.settings)
+    with closing(llama.load_speaker(config, SpeechFiles(pair.model, pair.projector))) as speaker:
+        n_cells, width = speaker.n_ctx, pair.model.stat().st_size
+    assert both.n_ctx == alone.n_ctx
+    assert both.cache - alone.cache >= n_cells * 2 * 2 * 2 * 16  # two layers of keys and values
+    weights = both.weights - alone.weights
+    assert pair.projector.stat().st_size < weights < width + pair.projector.stat().st_size
+    assert both.compute > alone.compute
+    by_headers = size_of(SpeechFiles(pair.model, pair.projector), config)
+    assert by_headers >= weights + both.cache - alone.cache

@@ -13,6 +13,7 @@ from tests.support import gguf_models, tiny_models
 from tests.support.architectures import GENERATING, QWEN2VL
 from tests.support.command import serving
 from tests.support.lora_files import make_lora
+from tests.support.speech_models import write_pocket
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.llama import fit as module, room as rooms
@@ -20,7 +21,9 @@ from trioserve.llama.estimate import measure
 from trioserve.llama.fit import Fit, Models, Room, fit, layout_of, need, summary
 from trioserve.llama.layout import MAX_SNAPSHOTS
 from trioserve.llama.shape import Layer, Shape, read_shape
+from trioserve.llama.speech.speaker import size_of
 from trioserve.models import BUNDLED
+from trioserve.models.speech import SpeechFiles
 
 MIB, GIB = 2**20, 2**30
 
@@ -379,3 +382,19 @@ async def test_a_full_server_takes_what_was_estimated(
             assert answer.status_code == 200, answer.text
         taken = anonymous(running.process.pid)
     assert taken == pytest.approx(found.need.ram, rel=0.05, abs=8 * MIB)
+
+
+def test_a_model_that_speaks_takes_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = write_pocket(tmp_path)
+    files = SpeechFiles(pair.model, pair.projector)
+    alone, speaks = (Config(mmproj_auto=False, **one) for one in ({}, pair.settings))
+    size = size_of(files, speaks)
+    first, second = rooms.plan(alone), rooms.plan(speaks)
+    assert first is not None and second is not None
+    assert second.need.weights - first.need.weights == size > 64 * 2**20
+    monkeypatch.setattr(rooms, "_free_on_gpus", lambda config: (10 * size, 20 * size))
+    found = rooms.plan(speaks)
+    assert found is not None and found.room.gpus == (10 * size, 19 * size)
+    assert found.need.weights <= first.need.weights

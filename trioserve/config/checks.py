@@ -174,6 +174,12 @@ def without_drafts(config: Config) -> Config:
     return attrs.evolve(config, spec_type=("none",), **defaults)
 
 
+def without_speech(config: Config) -> Config:
+    """Give the same configuration without a model that speaks."""
+    others: dict[str, Any] = dict.fromkeys(OF_SPEECH)
+    return attrs.evolve(config, tts=NO_SPEECH, **others)
+
+
 # -- several fields
 
 

@@ -53,10 +53,21 @@ def load(config: Config, *, progress: Progress | None = None) -> LlamaBackend | 
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
     from trioserve.llama import library
+    from trioserve.llama.backend import LlamaBackend
+    from trioserve.models.speech import resolve_speech
+
+    library.check_library()
+    speech = resolve_speech(config)
+    backend = _load_with_drafts(config, progress)
+    if speech is not None and isinstance(backend, LlamaBackend):
+        backend.speaker = partial(load_speaker, config, speech)
+    return backend
+
+
+def _load_with_drafts(config: Config, progress: Progress | None) -> LlamaBackend | LlamaEmbedder:
     from trioserve.log import get_logger
     from trioserve.models import auto_drafts
 
-    library.check_library()
     choice = auto_drafts.choose(config)
     if choice is None:
         return _load(config, progress, _load_text)

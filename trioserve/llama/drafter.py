@@ -452,7 +452,7 @@ def draft_config(config: Config, context: Context | Layout) -> Config:
     own: dict[str, Any] = {
         field.name: field.default
         for field in attrs.fields(Config)
-        if field.metadata.get("group") in ("Drafts", "Media")
+        if field.metadata.get("group") in ("Drafts", "Media", "Speech")
     }
     own.update(
         hf_repo=None,

@@ -24,8 +24,10 @@ from trioserve.llama.library import lib
 from trioserve.llama.machine import free_memory
 from trioserve.llama.model import LlamaModel
 from trioserve.llama.shape import read_shape
+from trioserve.llama.speech.speaker import speech_config, speech_params
 from trioserve.models import auto_drafts, resolve, resolve_projector
 from trioserve.models.gguf import parts_of, total_size
+from trioserve.models.speech import resolve_speech
 from trioserve.units import bytes_text
 
 _MIB = 2**20
@@ -55,9 +57,9 @@ class Estimate:
 def measure(config: Config) -> Estimate:
     """Estimate what a server with this configuration will need, on all devices together.
 
-    That is the model with its context, its draft model, its adapters and its projector, without
-    what this computes in. An elastic KV cache counts with all the copies that it may have. Prompts
-    that are kept in RAM come on top, up to `config.cache_ram`.
+    That is the model with its context, its draft model, its adapters and its projector, and the
+    model that speaks, without what the projectors compute in. An elastic KV cache counts with all
+    the copies that it may have. Prompts that are kept in RAM come on top, up to `config.cache_ram`.
     Blocks, for about as long as it takes to read the vocabulary.
 
     Raises:
@@ -104,11 +106,26 @@ def measure(config: Config) -> Estimate:
     projector = None if config.reranking else resolve_projector(config)
     if projector is not None:
         weights += total_size([projector])
-    if draft is not None:
-        other = measure(attrs.evolve(draft, embd_ctx_size=0))
+    others = [] if draft is None else [measure(attrs.evolve(draft, embd_ctx_size=0))]
+    if (files := resolve_speech(config)) is not None:
+        others.append(_measure_speech(speech_config(config, files)))
+    for other in others:
         weights, cache, compute = (
             weights + other.weights, cache + other.cache, compute + other.compute
         )  # fmt: skip
+    return Estimate(weights=weights, cache=cache, compute=compute, n_ctx=n_ctx)
+
+
+def _measure_speech(config: Config) -> Estimate:
+    """Estimate what a model that speaks needs; `config` is that of `speech_config`."""
+    with LlamaModel.load(config, weights=False) as model:
+        lines: list[str] = []
+        params = speech_params(model, config)
+        with library.listening(lines.append), Context(model, params) as context:
+            n_ctx = context.n_ctx
+        weights = lib.llama_model_size(model.handle)
+    cache, compute = _sizes(lines)
+    weights += total_size([Path(config.mmproj or "")])
     return Estimate(weights=weights, cache=cache, compute=compute, n_ctx=n_ctx)
 
 

@@ -90,7 +90,7 @@ class Models:
 
     model: Shape
     draft: Shape | None = None
-    #: Bytes of adapters and of a projector.
+    #: Bytes of adapters, of a projector and of a model that speaks.
     others: int = 0
     is_mapped: bool = False
 

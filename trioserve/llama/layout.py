@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from trioserve.config import Config
-from trioserve.config.checks import without_drafts
+from trioserve.config.checks import without_drafts, without_speech
 from trioserve.errors import ModelLoadError
 from trioserve.llama import lazy_pages
 from trioserve.llama.library import lib
@@ -135,7 +135,7 @@ def for_embeddings(config: Config, size: int, *, is_causal: bool, has_state: boo
 def beside_text(config: Config, n_ctx_train: int, pooling: str) -> Config:
     """Set what a context for embeddings has beside a context that generates text."""
     return attrs.evolve(
-        without_drafts(config),
+        without_speech(without_drafts(config)),
         embeddings=True,
         ctx_size=min(config.embd_ctx_size, n_ctx_train),
         kv_unified_per_slot=0,

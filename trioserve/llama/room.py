@@ -17,9 +17,11 @@ from trioserve.llama.library import lib
 from trioserve.llama.machine import anonymous_memory, free_memory, total_memory
 from trioserve.llama.model import load_mode
 from trioserve.llama.shape import Shape, read_shape
+from trioserve.llama.speech.speaker import size_of
 from trioserve.log import get_logger
 from trioserve.models import resolve, resolve_projector
 from trioserve.models.gguf import check_file, total_size
+from trioserve.models.speech import resolve_speech
 
 _log = get_logger("llama")
 
@@ -49,10 +51,16 @@ def plan(config: Config, *, more_ram: int = 0) -> Fit | None:
     draft = None if config.spec_draft_model is None else _draft(config)
     projector = None if config.reranking else resolve_projector(config)
     files = [Path(name) for name, _ in config.lora_files]
+    speech = resolve_speech(config)
+    of_speech = 0 if speech is None else size_of(speech, config)
+    if gpus:  # the one with the most room gets it
+        most = max(range(len(gpus)), key=gpus.__getitem__)
+        gpus = (*gpus[:most], max(0, gpus[most] - of_speech), *gpus[most + 1 :])
+        of_speech = 0
     models = Models(
         model=shape,
         draft=draft,
-        others=total_size(files if projector is None else [*files, projector]),
+        others=total_size(files if projector is None else [*files, projector]) + of_speech,
         is_mapped=load_mode(path, config) in _DROPPED,
     )
     more_ram += anonymous_memory()  # the server's own part is in the sum

@@ -33,6 +33,7 @@ from trioserve.llama.machine import free_memory
 from trioserve.log import get_logger
 from trioserve.models import resolve
 from trioserve.models.gguf import check_file
+from trioserve.models.speech import resolve_speech
 from trioserve.models.tried import LoadedFiles
 
 Progress: TypeAlias = Callable[[float], bool]
@@ -120,8 +121,13 @@ def measure(config: Config) -> Estimate:
         ModelLoadError: the files cannot be used, or end the process.
         BackendMismatchError: the installed llama.cpp is not one we can use.
     """
+    from trioserve.llama.speech.speaker import speech_config
+
     library.check_library()
-    if sys.platform == "win32" or LoadedFiles.of(config, devices.versions()).are_known:
+    speech = resolve_speech(config)
+    configs = [config] if speech is None else [config, speech_config(config, speech)]
+    are_known = all(LoadedFiles.of(one, devices.versions()).are_known for one in configs)
+    if sys.platform == "win32" or are_known:
         return estimate.measure(config)
     for answer in _answers(config, is_estimate=True) or ():
         if isinstance(answer, Measured):

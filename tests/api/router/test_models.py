@@ -114,6 +114,19 @@ async def test_modalities_are_known_before_loading(
         assert one["architecture"]["input_modalities"] == expected["sees"]
 
 
+async def test_it_is_known_before_loading_what_speaks() -> None:
+    flags: dict[str, tuple[str, ...]] = {
+        "speaks": ("--tts", "v.gguf"), "writes": (), "mute": ("--tts", "none"),
+    }  # fmt: skip
+    async with routed(dict.fromkeys(flags)) as router:
+        router.fleet.catalog.entries = {
+            name: entry(name, args=("--model", f"/{name}", *more)) for name, more in flags.items()
+        }
+        listed = (await router.client.get("/v1/models")).json()["data"]
+    found = {one["id"]: one["architecture"]["output_modalities"] for one in listed}
+    assert found == {"speaks": ["text", "audio"], "writes": ["text"], "mute": ["text"]}
+
+
 async def test_a_head_without_its_stream_ends_at_once() -> None:
     async with routed(TWO) as router:
         with patiently():

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import trio
 
@@ -19,7 +20,7 @@ from tests.support.paced_script import PacedScript
 from tests.support.projectors import WordProjector
 from tests.support.scripts import CHAT, ENDLESS, answering
 from tests.support.waiting import patiently, until
-from trioserve.testing import ScriptedBackend
+from trioserve.testing import ScriptedBackend, ScriptedSpeaker, heard
 
 TWO = {"one": None, "two": None}
 
@@ -73,6 +74,32 @@ async def test_a_form_with_a_file_names_the_model() -> None:
             headers={"Content-Type": "multipart/form-data; boundary=x"},
         )
         assert broken.status_code == 400
+
+
+async def test_the_model_that_is_named_speaks() -> None:
+    backends = {
+        "one": ScriptedBackend(speaker=ScriptedSpeaker),
+        "two": ScriptedBackend(speaker=lambda: ScriptedSpeaker(languages=())),
+        "mute": ScriptedBackend(),
+    }
+    async with routed(backends) as router:
+        body = {"input": "Hello there.", "response_format": "pcm"}
+        for name in ("one", "two"):
+            answer = await router.client.post("/v1/audio/speech", json={**body, "model": name})
+            assert heard(np.frombuffer(answer.content, "<i2") / np.float32(2**15)) == body["input"]
+            listed = await router.client.get("/v1/audio/voices", params={"model": name})
+            assert [one["id"] for one in listed.json()["voices"]] == ["default"]
+        wrong = await router.client.post(
+            "/v1/audio/speech", json={**body, "model": "one", "language": "xx"}
+        )
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "language")
+        mute = await router.client.post("/v1/audio/speech", json={**body, "model": "mute"})
+        assert mute.status_code == 501 and "--tts" in mute.text
+        events = await router.client.post(
+            "/v1/audio/speech", json={**body, "model": "one", "stream_format": "sse"}
+        )
+        assert '"output_tokens":12' in events.text
+        await router.service.n_lent.wait_value(0)
 
 
 async def test_a_model_that_is_not_there() -> None:

@@ -42,7 +42,7 @@ def described(
     return {
         "architecture": {
             "input_modalities": modalities.names,
-            "output_modalities": ["text"],
+            "output_modalities": ["text", "audio"] if entry.speaks else ["text"],
         },
         **introduction(entry.path),
         **info,

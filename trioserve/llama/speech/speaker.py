@@ -19,11 +19,12 @@ from trioserve.errors import (
 )
 from trioserve.llama.batch import RowsBatch
 from trioserve.llama.context import Context, generation_params, thread_choices
-from trioserve.llama.layout import Layout, pad
+from trioserve.llama.layout import Layout, cell_size, pad
 from trioserve.llama.library import lib
 from trioserve.llama.media.chunks import N_SECTIONS
 from trioserve.llama.media.projector import LlamaProjector
 from trioserve.llama.model import LlamaModel, Progress
+from trioserve.llama.shape import read_shape
 from trioserve.llama.speech.generator import FAMILIES, SpeechGenerator
 from trioserve.llama.speech.parts import Parts
 from trioserve.llama.speech.pocket import FRAME_RATE, Pocket, PocketUtterance
@@ -32,6 +33,7 @@ from trioserve.llama.speech.token_rows import TokenRows
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.log import get_logger
 from trioserve.models import resolve_projector
+from trioserve.models.gguf import parts_of, total_size
 from trioserve.models.speech import SpeechFiles
 from trioserve.types import DecodedAudio, SpeechTask, TokenId, Voice
 
@@ -125,7 +127,7 @@ class LlamaSpeaker(SpeechBackend):
             assert path is not None
             projector = LlamaProjector.load(path, model, config)
             made.callback(projector.close)
-            context = made.enter_context(Context(model, _params(model, config)))
+            context = made.enter_context(Context(model, speech_params(model, config)))
             speaker = cls(model, context, projector, config)
             made.pop_all()
         return speaker
@@ -198,13 +200,26 @@ class LlamaSpeaker(SpeechBackend):
         self._model.close()
 
 
-def _params(model: LlamaModel, config: Config) -> Any:
+def size_of(files: SpeechFiles, config: Config) -> int:
+    """Add up the bytes of a model that speaks and of its context, by the headers of its files."""
+    size = total_size((*parts_of(files.model), files.projector))
+    if (shape := read_shape(files.model)) is None:
+        return size  # loading it says why
+    n_cells = config.parallel * _n_part(shape.n_ctx_train)
+    return size + _LOGITS + int(n_cells * cell_size(shape.layers, "f16", "f16"))
+
+
+def _n_part(n_ctx_train: int) -> int:
+    return min(_N_CTX_SEQ, pad(n_ctx_train))
+
+
+def speech_params(model: LlamaModel, config: Config) -> Any:
     """Make the parameters of a context with a part of the cache for each slot.
 
     Raises:
         ModelLoadError: the KV cache would be larger than the memory that is free.
     """
-    n_slots, n_part = config.parallel, min(_N_CTX_SEQ, pad(model.info.n_ctx_train))
+    n_slots, n_part = config.parallel, _n_part(model.info.n_ctx_train)
     size = max(n_slots, min(_MAX_BATCH, _LOGITS // (4 * model.vocab.n_tokens), n_slots * n_part))
     layout = Layout(
         unified=False, is_elastic=False, n_seqs=n_slots, n_ctx=n_slots * n_part, n_part=n_part

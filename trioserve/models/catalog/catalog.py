@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 
@@ -78,6 +79,11 @@ class ModelEntry:
     def has_adapters(self) -> bool:
         """True if requests may name LoRA adapters of it."""
         return any(arg.partition("=")[0] in _ADAPTER_FLAGS for arg in self.args)
+
+    @property
+    def speaks(self) -> bool:
+        """True if a model that speaks is configured for it."""
+        return any(flag == "--tts" and it != NO_SPEECH for flag, it in pairwise(self.args))
 
     def runs_like(self, other: ModelEntry) -> bool:
         """Return True if both have the same flags and the same file."""
