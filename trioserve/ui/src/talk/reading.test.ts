@@ -169,6 +169,24 @@ test("a server that is slower than speech makes one long pause, not many", async
   assert.ok(gaps.length <= 4, String(gaps));
 });
 
+test("a pause between two texts is not taken for a slow server", async () => {
+  const answer = await shows("One. T", { state: "writing" });
+  const reading = readOrStop("a");
+  await settle();
+  for (const [at, content] of ["One. Two. T", "One. Two. Three. F", "One. Two. Three. Four"].entries()) {
+    speeches[at]!.sound.enqueue(sound(0.5));
+    speeches[at]!.sound.close();
+    await settle();
+    assert.ok(Math.abs(card.played.at(-1)!.at - card.currentTime - 0.08) < 1e-9);
+    await pass(5);
+    showLive({ ...answer, content });
+    await pass(1);
+  }
+  endLive({ ...answer, state: "done" });
+  stopReading();
+  await reading;
+});
+
 test("stopping ends the request and the sound at once", async () => {
   await shows("One. Two.");
   const reading = readOrStop("a");

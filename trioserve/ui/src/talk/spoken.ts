@@ -60,9 +60,11 @@ function split(line: string): string[] {
   const ended = /[\p{L}\p{N})\]"'»”’]$/u.test(said) ? `${said}.` : said; // a voice pauses there
   const found: string[] = [];
   for (let at = 0; at < ended.length; ) {
-    const part = ended.slice(at, at + PART);
+    const isLast = at + PART >= ended.length;
+    const space = isLast ? 0 : ended.lastIndexOf(" ", at + PART);
+    const part = ended.slice(at, space > at ? space : at + PART);
     const segments = Array.from(segmenter.segment(part), ({ segment }) => segment);
-    if (at + PART < ended.length && segments.length > 1) segments.pop(); // it may continue
+    if (!isLast && segments.length > 1) segments.pop(); // it may continue
     at += segments.join("").length;
     found.push(...segments.flatMap((segment) => segment.trim().match(SHORT) ?? []));
   }

@@ -21,7 +21,7 @@ const RATE = 24_000;
 /** Seconds of sound from which on no more is asked for: a listener may stop, and others want to speak. */
 const AHEAD = 15;
 
-/** Seconds between the arrival of sound and its start; twice as many after each gap, up to a limit. */
+/** Seconds between the arrival of sound and its start; twice as many after each gap within a text, up to a limit. */
 const LEAD = 0.08;
 const MAX_LEAD = 2;
 
@@ -53,13 +53,15 @@ export class ServerVoice implements Voice {
   #voice: string | undefined;
   #endsAt = 0;
   #lead = LEAD;
+  /** The next sound is the first of a text. */
+  #isFirst = true;
 
   constructor(private readonly model: string) {}
 
   async say(text: string, signal: AbortSignal): Promise<void> {
-    const model = this.model || undefined;
+    this.#isFirst = true;
     this.#voice ??= await voiceFor(this.model, signal);
-    const body = { model, input: text, voice: this.#voice, speed: settings.peek().readSpeed, response_format: "pcm" };
+    const body = { model: this.model || undefined, input: text, voice: this.#voice, speed: settings.peek().readSpeed, response_format: "pcm" };
     const response = await patiently(() => request("v1/audio/speech", posting(body, { signal })), signal);
     // What a proxy writes in its place would be noise.
     if (!response.headers.get("Content-Type")?.startsWith("audio/")) throw new Error(t("The server has sent no sound."));
@@ -91,9 +93,10 @@ export class ServerVoice implements Voice {
   #play(samples: Int16Array): void {
     const now = this.#sound.currentTime;
     if (this.#endsAt <= now) {
+      if (!this.#isFirst) this.#lead = Math.min(MAX_LEAD, 2 * this.#lead);
       this.#endsAt = now + this.#lead;
-      this.#lead = Math.min(MAX_LEAD, 2 * this.#lead);
     }
+    this.#isFirst = false;
     const buffer = this.#sound.createBuffer(1, samples.length, RATE);
     buffer.copyToChannel(Float32Array.from(samples, (sample) => sample / 32768), 0);
     const source = this.#sound.createBufferSource();
@@ -141,10 +144,6 @@ export class BrowserVoice implements Voice {
   #last = Promise.resolve();
   /** A browser may forget those that nothing holds, and never tell their end. */
   readonly #waiting = new Set<SpeechSynthesisUtterance>();
-
-  constructor() {
-    speechSynthesis.cancel(); // else one that was left speaks on
-  }
 
   async say(text: string, signal: AbortSignal): Promise<void> {
     const before = this.#last;
