@@ -113,6 +113,14 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.taken_by(pair) == len(set().union(*(self.model[i] for i in pair)))
 
 
+def test_a_copy_of_nothing_leaves_a_sequence_empty() -> None:
+    ledger = CellLedger(2)
+    ledger.append(0, 5)
+    ledger.copy(0, 1, 0)
+    ledger.copy(0, 1, 1)
+    assert (ledger.lengths, ledger.taken, ledger.own(0)) == ([5, 1], 5, 4)
+
+
 @pytest.mark.parametrize("machine", [TreeMachine, LedgerMachine])
 def test_the_structures_agree_with_simple_models(machine: type[RuleBasedStateMachine]) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=40, deadline=None))

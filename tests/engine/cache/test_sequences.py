@@ -33,6 +33,20 @@ def test_the_last_position_of_a_sequence(held: list[int], last: list[int]) -> No
     assert [position for position in range(-2, 12) if seq.ends_at(position)] == last
 
 
+def test_cells_of_media_share_positions() -> None:
+    seq, grown = KVSequence(0), KVSequence(1)
+    seq.fill([0, *IMAGE, 0, *IMAGE, 0])
+    assert [seq.position(cell) for cell in (0, 1, 6, 7, 12, 13)] == [0, 1, 3, 4, 6, 7]
+    for part in ([0], IMAGE, [0], IMAGE, [0]):
+        grown.held += part
+        if part is IMAGE:
+            grown.note_media()
+    assert grown.folds == seq.folds == [(6, 3), (12, 6)]
+    for length, folds in ((99, [(6, 3), (12, 6)]), (12, [(6, 3), (12, 6)]), (7, [(6, 3)])):
+        seq.shorten(length)
+        assert seq.folds == folds
+
+
 def sequences_of(*lengths: int, **shape: int | bool) -> tuple[Sequences, ScriptedBackend]:
     backend = ScriptedBackend(**{"n_slots": 3, "n_ctx": 120, **shape})
     sequences = Sequences(backend)
