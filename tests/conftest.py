@@ -197,6 +197,14 @@ _are_known = LoadedFiles.are_known
 LoadedFiles.are_known = True  # type: ignore[assignment, method-assign]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _few_objects() -> Iterator[None]:
+    """Do not look at what a module has left for garbage again and again."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _new_files(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if request.node.get_closest_marker("new_files") is not None:

@@ -127,10 +127,10 @@ def test_the_text_hangs_on_tokens_far_back(known: Known) -> None:
 
 def test_alone_and_in_company(known: Known) -> None:
     with known.bench(**UNIFIED) as bench:
-        for i, prompt in enumerate(known.prompts):
-            bench.submit(i, prompt, N, cache_prompt=False)
+        for i in (2, 5):
+            bench.submit(i, known.prompts[i], N, cache_prompt=False)
             bench.run()
-        known.check(bench)
+            assert bench.tokens[i] == known.said[i].tokens
         submit_all(bench, known.prompts, cache_prompt=False)
         bench.run()
         known.check(bench)

@@ -70,8 +70,8 @@ def test_of_models_that_generate(folder: Path, name: str, pooling: str) -> None:
     texts = random_texts(500)
     wanted = plain_embeddings(path, texts, pooling=POOLINGS.index(pooling))
     config = {"embeddings": True, "pooling": pooling}
-    for text, vector in zip(texts, wanted, strict=True):
-        assert_close(embed(path, [[text]], **config)[0], [vector])
+    for i in (0, 3):
+        assert_close(embed(path, [[texts[i]]], **config)[0], [wanted[i]])
     first, second, third = embed(path, [texts[:3], texts[3:], texts[::-1]], **config)
     assert_close([*first, *second], wanted)
     assert_close(third, wanted[::-1])

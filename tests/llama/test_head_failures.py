@@ -269,7 +269,8 @@ def test_an_image(start: Start, model: Settings, tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_sleep_and_wake(model: Settings) -> None:
+def test_sleep_and_wake(tmp_path: Path) -> None:
+    model = write_head(tmp_path, "eagle3", is_good=True)
     body = {"prompt": STORY, "n_predict": 80, "temperature": 0, "ignore_eos": True}
     body |= {"cache_prompt": False, "return_tokens": True}
     settings = {name: one for name, one in model.items() if name != "model"}

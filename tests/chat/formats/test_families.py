@@ -20,7 +20,7 @@ from trioserve.chat.formats.syntax import ChatFormat, Ignore, Parameters
 from trioserve.chat.parse.message import REASONING_FORMATS
 
 #: For each format and property; set it higher to search for longer.
-EXAMPLES = int(os.environ.get("CHAT_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("CHAT_EXAMPLES", "5"))
 
 # -- what models write comes back
 
