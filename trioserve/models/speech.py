@@ -38,7 +38,7 @@ BUNDLED_VOICE = SpeechFiles(
 
 def bundled_voice(config: Config) -> SpeechFiles | None:
     """Return what speaks beside the bundled model, if nothing else is set."""
-    is_usable = BUNDLED_VOICE.are_there and has_extra("media") and not config.serves_embeddings
+    is_usable = BUNDLED_VOICE.are_there and has_extra("speech") and not config.serves_embeddings
     return BUNDLED_VOICE if config.tts is None and is_usable else None
 
 
