@@ -28,11 +28,12 @@ from trioserve.errors import (
     OutputError,
 )
 from trioserve.llama import library
+from trioserve.llama.media.library import EncodingInterrupt
 from trioserve.llama.speech.pocket import prepare
 from trioserve.llama.speech.speaker import LlamaSpeaker
 from trioserve.llama.speech.token_rows import TokenRows
 from trioserve.models.speech import SpeechFiles
-from trioserve.types import SpeechTask
+from trioserve.types import SpeechTask, Voice
 
 SETTINGS: Mapping[str, Any] = {"threads": 1, "parallel": 2}
 
@@ -141,6 +142,66 @@ def test_recordings_of_all_lengths_make_a_voice(
     for speaker in (pocket, qwen):
         voice = speaker.take_voice(recording(seconds))
         assert 0 < len(voice.rows) < 400 and np.isfinite(voice.rows).all()
+
+
+def test_a_voice_of_another_model_is_refused(pocket: LlamaSpeaker) -> None:
+    voice = Voice(np.zeros((3, 64), np.float32))
+    task = SpeechTask(id=1, pieces=[pocket.tokenize("Hello.")], voice=voice)
+    with pytest.raises(InvalidRequestError) as caught:
+        pocket.n_prompt(task)
+    assert caught.value.param == "voice"
+
+
+def test_a_batch_that_was_interrupted_is_computed_again(
+    pocket: LlamaSpeaker, qwen: LlamaSpeaker
+) -> None:
+    for speaker in (pocket, qwen):
+        task = SpeechTask(id=1, pieces=[speaker.tokenize("Hello.")], seed=1, max_frames=9)
+        expected = said(speaker, task)[1][0]
+        speaker.interrupt()
+        samples = said(speaker, task)[1][0]  # the first batch ends, and has its turn again
+        assert np.array_equal(samples, expected)
+
+
+def test_sound_that_was_interrupted_is_made_again(
+    pocket: LlamaSpeaker, qwen: LlamaSpeaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for speaker in (pocket, qwen):
+        task = SpeechTask(id=1, pieces=[speaker.tokenize("Hello.")], seed=1, max_frames=9)
+        expected = said(speaker, task)[1][0]
+        start, n_left = EncodingInterrupt.start, 2
+
+        def begin(interrupt: EncodingInterrupt, start: Any = start, speaker: Any = speaker) -> None:
+            nonlocal n_left
+            start(interrupt)
+            if n_left:
+                n_left -= 1
+                speaker.interrupt_sound()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(EncodingInterrupt, "start", begin)
+            samples = said(speaker, task)[1][0]
+        assert n_left == 0
+        assert np.array_equal(samples, expected)
+
+
+def test_a_voice_is_taken_despite_interrupts_that_were_meant_for_sound(
+    pocket: LlamaSpeaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = pocket.take_voice(recording()).rows
+    start, n_left = EncodingInterrupt.start, 2
+
+    def begin(interrupt: EncodingInterrupt) -> None:
+        nonlocal n_left
+        start(interrupt)
+        if n_left:
+            n_left -= 1
+            interrupt.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EncodingInterrupt, "start", begin)
+        assert np.array_equal(pocket.take_voice(recording()).rows, expected)
+    assert n_left == 0
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])

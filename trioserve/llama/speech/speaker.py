@@ -166,6 +166,8 @@ class LlamaSpeaker(SpeechBackend):
     def n_prompt(self, task: SpeechTask) -> int:
         """Count the rows of the longest prompt of a task, as `SpeechBackend` has it."""
         task.prompt.check(self._rows.count, task.param)
+        if task.voice is not None and task.voice.rows.shape[1] != self._generator.width:
+            raise InvalidRequestError.at("voice", "was taken by another model.")
         return self._family.n_prompt(task)
 
     def utterance(self, task: SpeechTask) -> PocketUtterance | QwenUtterance:
