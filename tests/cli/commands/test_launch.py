@@ -25,7 +25,12 @@ from trioserve.cli.commands.launch import AgentServer
 from trioserve.cli.main import main
 from trioserve.cli.named import with_files
 from trioserve.config.parse import parse
-from trioserve.errors import AmbiguousModelError, ConfigError, UnknownModelError
+from trioserve.errors import (
+    AmbiguousModelError,
+    ConfigError,
+    UnavailableError,
+    UnknownModelError,
+)
 from trioserve.models import BUNDLED
 
 # -- which server
@@ -93,6 +98,13 @@ async def test_a_router_is_used_with_the_model_that_is_named_or_loaded() -> None
         for flags in ([], ["--model", "two"]):
             found = await endpoint(router.url, *flags)
             assert (found.model, found.context) == ("two", 2048)
+
+
+async def test_a_model_that_is_not_loaded_is_loaded_first() -> None:
+    async with routed({"one": None, "two": None}) as router:
+        router.fleet.failures["one"] = UnavailableError("It does not start.")
+        with pytest.raises(UnavailableError, match=r"It does not start\."):
+            await endpoint(router.url, "--model", "one")
 
 
 async def test_an_agent_cannot_use_a_unix_socket(tmp_path: Path) -> None:

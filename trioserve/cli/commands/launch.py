@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import attrs
+import msgspec
 import trio
 
 from trioserve.cli.address import Address
@@ -212,7 +213,7 @@ class AgentServer:
     """The server that an agent is to use: one that runs, or else one that is started.
 
     `sends` are fields of the flags that requests have. With a flag of the fields `own`, one is
-    started in any case, unless it is named by its URL.
+    started in any case, unless it is named by its URL. `may_be_socket`: it may have no port.
     """
 
     url: str | None
@@ -221,20 +222,27 @@ class AgentServer:
     environ: Mapping[str, str]
     sends: Collection[str] = ()
     own: Collection[str] = ()
+    may_be_socket: bool = False
 
     @asynccontextmanager
     async def endpoint(self, *, must_run: bool = False) -> AsyncIterator[Endpoint]:
-        """Give the model for the length of a block, at whose end a server of this command ends.
+        """Give the model for the length of a block, once it is loaded; otherwise as `place`."""
+        async with self.place(must_run=must_run) as (address, model):
+            yield await self._load(address, model)
 
-        With `must_run`, none is started.
+    @asynccontextmanager
+    async def place(self, *, must_run: bool = False) -> AsyncIterator[tuple[Address, str]]:
+        """Give the server and the name of the model for the length of a block.
+
+        At its end, a server that this command has started ends. With `must_run`, none is started.
 
         Raises:
-            TrioServeError: there is no such model, or it cannot be loaded.
+            TrioServeError: there is no such model, or no server can be started.
         """
         running = await self._running()
         if running is not None:
             self._warn(running[0])
-            yield await self._load(*running)
+            yield running
             return
         if must_run:
             raise UnavailableError(
@@ -242,7 +250,7 @@ class AgentServer:
                 "`trioserve serve`, or name its address with --url."
             )
         async with started(self.flags, self.config, self.environ) as address:
-            yield await self._load(address, only(await models_at(address)))
+            yield address, only(await models_at(address))
 
     @property
     def _set(self) -> Collection[str]:
@@ -260,7 +268,7 @@ class AgentServer:
         address = Address.of(self.url, self.config)
         if self.url is None and not set(self.own).isdisjoint(self._set):
             return None
-        if address.socket_path is not None:
+        if address.socket_path is not None and not self.may_be_socket:
             if self.url is not None:
                 raise ConfigError("agents need an address with a port; --url names a Unix socket")
             return None
@@ -278,9 +286,12 @@ class AgentServer:
 
     async def _load(self, address: Address, model: str) -> Endpoint:
         """Describe a model, which a router loads for that."""
+        states = {one.id: one.state for one in await models_at(address)}
         async with client_of(address) as client:
             with ProgressReport(sys.stderr) as report:
                 report.tell(f"Loading {model}", 0.0)
+                if states.get(model) == "unloaded":  # which no GET changes
+                    await client.ask("/tokenize", {"model": model, "content": ""}, form=msgspec.Raw)
                 props = await props_of(client, model)
         if not (n_ctx := props.default_generation_settings.n_ctx):
             raise UnavailableError(f"{address} does not tell how long requests to {model} may be.")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from trioserve.cli.commands.launch import AgentServer
+from trioserve.cli.local_server import client_of
 from trioserve.cli.options import Arguments
 from trioserve.cli.signals import run_until_signal
 from trioserve.errors import ConfigError
-from trioserve.remote.client import connected_to
 
 #: Stands for standard input and standard output.
 _STANDARD = "-"
@@ -43,7 +43,12 @@ def run(given: Arguments) -> int:
         raise ConfigError("name a file, such as trioserve speak 'Hello' -o hello.mp3")
     form = given["format"] or _format_of(target)
     server = AgentServer(
-        given["url"], given.parsed().config, given.flags, given.environ, own=("tts",)
+        given["url"],
+        given.parsed().config,
+        given.flags,
+        given.environ,
+        own=("tts",),
+        may_be_socket=True,
     )
     body = {"input": _text(given), "response_format": form, "voice": given["voice"]}
     for name in ("speed", "language"):
@@ -101,9 +106,9 @@ def _opened(target: Path) -> Iterator[IO[bytes]]:
 
 async def _speak(server: AgentServer, body: Mapping[str, Any], target: Path) -> None:
     async with (
-        server.endpoint() as endpoint,
-        connected_to(endpoint.url, api_key=endpoint.api_key) as client,
-        client.answer("/v1/audio/speech", {**body, "model": endpoint.model}) as answer,
+        server.place() as (address, model),
+        client_of(address) as client,
+        client.answer("/v1/audio/speech", {**body, "model": model}) as answer,
     ):
         with _opened(target) as file:
             while data := await answer.receive():
