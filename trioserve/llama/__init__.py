@@ -111,7 +111,6 @@ def _load(config: Config, progress: Progress | None, make: Callable[..., _Loaded
     from trioserve.llama import devices, room, trial, trial_process
     from trioserve.llama.backend import LlamaBackend
     from trioserve.log import get_logger
-    from trioserve.models.speech import resolve_speech
     from trioserve.models.tried import LoadedFiles
 
     found = room.plan(config) if config.fit == "on" else None
@@ -129,8 +128,6 @@ def _load(config: Config, progress: Progress | None, make: Callable[..., _Loaded
     backend = make(fitted, progress=progress)
     if isinstance(backend, LlamaBackend):
         backend.try_adapter = partial(trial_process.try_adapter, fitted)
-        if (speech := resolve_speech(config)) is not None:
-            backend.speaker = partial(load_speaker, config, speech)
         if found is not None:
             backend.spare_ram = room.spare_ram(config, found)
     try:

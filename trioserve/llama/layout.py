@@ -144,11 +144,6 @@ def beside_text(config: Config, n_ctx_train: int, pooling: str) -> Config:
         lora_dir=None,
         control_vector=(),
         backend_sampling=False,
-        tts=None,
-        tts_mmproj=None,
-        tts_voices=None,
-        tts_speaker_file=None,
-        tts_lang=None,
     )
 
 
