@@ -498,6 +498,7 @@ export const translations = {
   "Stop reading": ["Vorlesen beenden", "停止朗读"],
   "Read aloud": ["Vorlesen", "朗读"],
   "This answer has no text to read aloud.": ["Diese Antwort enthält keinen Text zum Vorlesen.", "此回答没有可朗读的文字。"],
+  "The browser plays no sound.": ["Der Browser gibt keinen Ton aus.", "浏览器没有播放声音。"],
   "The server has sent no sound.": ["Der Server hat keinen Ton gesendet.", "服务器没有发送声音。"],
   "The sound from the server broke off.": ["Der Ton vom Server brach ab.", "来自服务器的声音中断了。"],
   "The browser cannot read aloud: {error}.": ["Der Browser kann nicht vorlesen: {error}.", "浏览器无法朗读：{error}。"],

@@ -277,12 +277,23 @@ test("an answer that is being written is read sentence by sentence, with what it
 test("a browser without sound says so, and reads the next time", async () => {
   await shows("One.");
   mock.method(Card.prototype, "createBufferSource", () => { throw new Error("no sound card"); }, { times: 1 });
-  const reading = readOrStop("a");
+  const reading = assert.rejects(readOrStop("a"), /no sound card/);
   await settle();
   speeches[0]!.sound.enqueue(sound(1));
-  await assert.rejects(reading, /no sound card/);
+  await reading;
   assert.equal(readAloud.peek(), "");
   assert.ok(speeches[0]!.signal.aborted);
+  mock.method(Card.prototype, "resume", async () => undefined, { times: 1 });
+  const silent = assert.rejects(readOrStop("a"), /plays no sound/);
+  await settle();
+  speeches[1]!.sound.enqueue(sound(20));
+  speeches[1]!.sound.close();
+  await settle();
+  for (let second = 0; second < 10; second += 5) {
+    mock.timers.tick(5000);
+    await settle();
+  }
+  await silent;
 });
 
 test("an answer without words says so", async () => {

@@ -28,6 +28,9 @@ const MAX_LEAD = 2;
 /** Seconds that sound may be on its way to the ear, as without a cable. */
 const TAIL = 0.3;
 
+/** Milliseconds in which a browser begins to play. Without a device for sound, or leave to use it, it never does. */
+const PATIENCE = 5_000;
+
 /** The waits for a full server, in milliseconds. */
 const TRIES = 5;
 const WAIT = 2_000;
@@ -110,10 +113,15 @@ export class ServerVoice implements Voice {
 
   /** Wait until this many seconds of sound are left. */
   async #until(seconds: number, signal: AbortSignal): Promise<void> {
+    let waited = 0;
     for (;;) {
       const ahead = this.#endsAt - this.#sound.currentTime - seconds;
       if (ahead <= 0) return;
-      await pauseFor(Math.max(50, 1000 * ahead), signal);
+      if (this.#sound.state === "running") waited = 0;
+      if (waited >= PATIENCE) throw new Error(t("The browser plays no sound."));
+      const pause = Math.min(PATIENCE, Math.max(50, 1000 * ahead));
+      await pauseFor(pause, signal);
+      waited += pause;
     }
   }
 }

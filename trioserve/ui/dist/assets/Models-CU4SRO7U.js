@@ -1,1 +1,0 @@
-import{c as a,d as b}from"./chunk-N7Q6R6XK.js";import"./chunk-2BTMHWS7.js";import"./chunk-K4O2QZKG.js";import"./chunk-UCWEEJUG.js";import"./chunk-IHKYNLOS.js";import"./chunk-SZI4AZYL.js";import"./chunk-JYLKPW3I.js";import"./chunk-BULEUPBY.js";import"./chunk-NZ7MCDWZ.js";import"./chunk-XRJGSDCT.js";import"./chunk-IB3OMPMT.js";export{a as Models,b as fits};

@@ -1,0 +1,1 @@
+import{c as a,d as b}from"./chunk-JURXHJAI.js";import"./chunk-4WA5YSHL.js";import"./chunk-K6AEHWM2.js";import"./chunk-AO3TFS4C.js";import"./chunk-4KV3YYF6.js";import"./chunk-4KLEWVAF.js";import"./chunk-JYLKPW3I.js";import"./chunk-BULEUPBY.js";import"./chunk-GJFH22PB.js";import"./chunk-QNGD4SDY.js";import"./chunk-IB3OMPMT.js";export{a as Models,b as fits};

@@ -1,1 +1,0 @@
-import{fa as n}from"./chunk-SZI4AZYL.js";import{c as r}from"./chunk-NZ7MCDWZ.js";var i=()=>n.value?.endpoint_speech===!0,c=()=>i()||"speechSynthesis"in globalThis;async function m(e,o){let t=e?`?model=${encodeURIComponent(e)}`:"",{voices:s}=await r(`v1/audio/voices${t}`,o?{signal:o}:{});return s}export{i as a,c as b,m as c};
