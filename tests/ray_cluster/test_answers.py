@@ -14,18 +14,11 @@ import trio
 
 from tests.ray_cluster.cluster import Cluster
 from tests.ray_cluster.forms import FORMS, Form
+from tests.support.ollama_api import WEATHER
 
 pytestmark = pytest.mark.system
 
 _HI: Any = [{"role": "user", "content": "Hi"}]
-_WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "Tells the weather",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
 
 
 @pytest.fixture
@@ -51,7 +44,7 @@ async def test_openai(cluster: Cluster, model: str) -> None:
             )
             text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
             assert text == whole.choices[0].message.content != ""
-            called = chat(model=model, messages=_HI, tools=[_WEATHER], tool_choice="required")
+            called = chat(model=model, messages=_HI, tools=[WEATHER], tool_choice="required")
             assert called.choices[0].message.tool_calls[0].function.name == "weather"
             completion = client.completions.create(model=model, prompt="Once", max_tokens=5)
             assert completion.usage is not None

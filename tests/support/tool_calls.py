@@ -23,6 +23,23 @@ def calls(*pairs: tuple[str, Any]) -> str:
     )
 
 
+def weather_call(city: str) -> str:
+    """The text for a call that asks for the weather of a city."""
+    return calls(("weather", {"city": city})).rstrip()
+
+
+#: Answers in each shape that a message can have, by a prompt for it.
+ANSWERS = {
+    "text": "Hello you",
+    "nothing": "",
+    "thinking": "<think>\nLet me see.\n</think>\n\nIt rains.",
+    "only thinking": "<think>\nLet me see.",
+    "a call": weather_call("Paris"),
+    "calls": f"<think>\nTwo.\n</think>\n\nWell.\n{weather_call('Paris')}\n{weather_call('Rome')}",
+    "text after a call": f"Well.\n{weather_call('Paris')}\nThere.",
+}
+
+
 def saying(answers: Iterable[str], **settings: Any) -> tuple[ScriptedBackend, list[str]]:
     """A backend that gives one answer after the other, and the list of the prompts it has had."""
     prompts: list[str] = []

@@ -13,14 +13,10 @@ from tests.support.anthropic_api import ASK, WEATHER, post
 from tests.support.clients import client_of, named_events_in, use_anthropic
 from tests.support.http_server import serving
 from tests.support.scripts import HI, TEMPLATE, answering, noting
+from tests.support.tool_calls import ANSWERS
 from trioserve.app import create_app
 from trioserve.config import Config
 from trioserve.testing import ScriptedBackend
-
-
-def call(city: str) -> str:
-    return f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
-
 
 # -- messages
 
@@ -97,17 +93,6 @@ async def test_a_cached_prompt_is_counted_apart() -> None:
             assert usage.input_tokens + usage.cache_read_input_tokens == first.input_tokens
 
     await use_anthropic(answering("Hello you"), use)
-
-
-ANSWERS = {
-    "text": "Hello you",
-    "nothing": "",
-    "thinking": "<think>\nLet me see.\n</think>\n\nIt rains.",
-    "only thinking": "<think>\nLet me see.",
-    "a call": call("Paris"),
-    "calls": f"<think>\nTwo.\n</think>\n\nWell.\n{call('Paris')}\n{call('Rome')}",
-    "text after a call": f"Well.\n{call('Paris')}\nThere.",
-}
 
 
 async def test_a_stream_adds_up_to_the_whole_message() -> None:

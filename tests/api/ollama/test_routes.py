@@ -15,24 +15,10 @@ import pytest
 from tests.support.clients import client_of
 from tests.support.ollama_api import ASK, WEATHER, lines_in, use_ollama
 from tests.support.scripts import HI, answering, noting
+from tests.support.tool_calls import ANSWERS, weather_call
 from trioserve.testing import ScriptedBackend
 from trioserve.testing.vocab import ByteVocab
 from trioserve.types import FimTokens
-
-
-def call(city: str) -> str:
-    return f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
-
-
-ANSWERS = {
-    "text": "Hello you",
-    "nothing": "",
-    "thinking": "<think>\nLet me see.\n</think>\n\nIt rains.",
-    "only thinking": "<think>\nLet me see.",
-    "a call": call("Paris"),
-    "calls": f"<think>\nTwo.\n</think>\n\nWell.\n{call('Paris')}\n{call('Rome')}",
-    "text after a call": f"Well.\n{call('Paris')}\nThere.",
-}
 
 DURATIONS = {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
 
@@ -134,7 +120,7 @@ async def test_options_end_the_answer() -> None:
 
 async def test_a_call_that_was_cut_short_has_what_was_complete() -> None:
     cut = await post(
-        answering(call("Paris")),
+        answering(weather_call("Paris")),
         "/api/chat",
         ASK | {"tools": [WEATHER], "options": {"num_predict": 58}},
     )
@@ -146,7 +132,7 @@ async def test_a_call_that_was_cut_short_has_what_was_complete() -> None:
 
 
 async def test_the_results_of_tools_go_back() -> None:
-    backend, prompts = noting(f"{call('Paris')}\n{call('Rome')}")
+    backend, prompts = noting(f"{weather_call('Paris')}\n{weather_call('Rome')}")
 
     def weather(city: str) -> str:
         """Tell the weather.
