@@ -121,6 +121,7 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(*gc.get_threshold()[:2], 1000)  # `_few_objects` collects the oldest
     gc.enable()
 
 
