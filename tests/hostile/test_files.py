@@ -1,4 +1,4 @@
-"""Damaged models, adapters and projectors: none of them ends a process that serves.
+"""Damaged models, adapters, projectors and speakers: none of them ends a process that serves.
 
 Each file goes through the checks of its header, a load with a trial, and then what requests ask
 for, in a separate process. If that process dies after the trial, a server would have died.
@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 #: The number of each kind: that of an attack, and a thousand more.
 _SERIES = [
     ("model", 0, 391), ("adapter", 0, 79), ("projector", 0, 186),
+    ("speech", 0, 300),
     ("model", 1000, 600), ("adapter", 1000, 150), ("projector", 1000, 250),
 ]  # fmt: skip
 _STEP = 100

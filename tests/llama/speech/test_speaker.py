@@ -226,6 +226,30 @@ def test_rows_of_tokens_are_those_that_llama_cpp_has(tmp_path: Path, kind: str) 
         assert len(said(speaker, task)[1][0]) == 3 * FRAME
 
 
+def test_rows_are_found_in_the_parts_of_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "whole").mkdir()
+    whole = write_pocket(tmp_path / "whole")
+    writer = gguf.GGUFWriter
+
+    def in_parts(path: str, arch: str) -> gguf.GGUFWriter:
+        return writer(path, arch, split_max_tensors=0 if arch == "clip" else 9)
+
+    monkeypatch.setattr(gguf, "GGUFWriter", in_parts)
+
+    def move(tensors: dict[str, NDArray[np.floating]]) -> None:
+        tensors["token_embd.weight"] = tensors.pop("token_embd.weight")  # to the last part
+
+    pair = write_pocket(tmp_path, change=move)
+    first = min(tmp_path.glob("pocket-00001-of-*.gguf"))
+    with closing(TokenRows(whole.model, 32)) as one, closing(TokenRows(first, 32)) as other:
+        assert np.array_equal(one(range(one.count)), other(range(one.count)))
+    with closing(load(SpeechPair(first, pair.projector))) as speaker:
+        task = SpeechTask(id=1, pieces=[speaker.tokenize("Hello.")], seed=1, max_frames=3)
+        assert len(said(speaker, task)[1][0]) == 3 * FRAME
+
+
 def test_a_token_without_a_row_is_refused(pocket: LlamaSpeaker) -> None:
     with closing(TokenRows(Path(pocket.info.path), 32)) as rows:
         for token in (-1, rows.count):
