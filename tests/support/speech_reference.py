@@ -35,12 +35,19 @@ def forget_seed(speaker: LlamaSpeaker) -> None:
     generator.frame(np.zeros(generator.width, np.float32), 12345)
 
 
-def said(speaker: LlamaSpeaker, *tasks: SpeechTask) -> dict[int, tuple[Samples, Spoken]]:
-    """Have an engine say tasks together; returns the samples of each, and its end."""
+def said(
+    speaker: LlamaSpeaker, *tasks: SpeechTask, apart: int = 0
+) -> dict[int, tuple[Samples, Spoken]]:
+    """Have an engine say tasks, which come some steps `apart`.
+
+    Returns the samples of each, and its end.
+    """
     engine = SpeechEngine(speaker, lambda: None)
     for task in tasks:
         engine.check(task)
         engine.submit(task)
+        for _ in range(apart):
+            engine.step()
     while engine.step():
         pass
     sounds: dict[int, list[Samples]] = {task.id: [] for task in tasks}
