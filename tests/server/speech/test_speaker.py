@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,23 @@ async def test_requests_are_observed() -> None:
     assert (whole.end.n_output, whole.end.finish) == (6, FinishReason.EOS)
     assert left.end.cancelled is CancelReason.CALLER
     assert 0 < left.end.n_output < 17
+
+
+async def test_metrics_count_speech_apart_from_text() -> None:
+    speaker = ScriptedSpeaker(frame_failures={ord("B"): OutputError("no sense")})
+    async with speaking(speaker, metrics_endpoint=True) as server:
+        await server.speak("Hello.")
+        with pytest.raises(OutputError):
+            await server.speak("Bad.")
+        async with server.speaking("Hello there, you.", SpeechParams()) as stream:
+            await anext(stream)
+        written = await server.written_metrics()
+    for end in ("finished", "cancelled", "failed"):
+        assert f'speeches_total{{end="{end}",model_name="scripted"}} 1' in written
+    assert 'time_to_first_sound_seconds_count{model_name="scripted"} 1' in written
+    frames = re.search(r"speech_frames_total\{.*\} ([\d.]+)", written)
+    assert frames is not None and 6 < float(frames[1]) < 6 + 17
+    assert 'request_success_total{model_name="scripted",reason="eos"} 0' in written
 
 
 @pytest.mark.system

@@ -25,8 +25,10 @@ from prometheus_client.exposition import generate_latest
 
 from trioserve.errors import TrioServeError
 from trioserve.server.observers.observer import (
+    SPEECH,
     TRANSCRIPTION_ENDS,
     Event,
+    RequestEnd,
     RequestRecord,
     ToolRecord,
     TranscriptionRecord,
@@ -137,6 +139,13 @@ class Metrics:
             "recordings", "Recordings transcribed", "end", begins_with=TRANSCRIPTION_ENDS
         )
         self._recorded_s = 0.0
+        self._speeches = self._counter(
+            "speeches", "Texts spoken", "end", begins_with=TRANSCRIPTION_ENDS
+        )
+        self._first_sound = self._histogram(
+            "time_to_first_sound_seconds", "From the submission of a text to its first frame"
+        )
+        self._n_frames = 0
         self._tool_calls = self._counter("tool_calls", "Calls of tools", "tool", "outcome")
         self._tool_times = self._histogram("tool_seconds", "For how long tools ran")
         self._predicted_s = 0.0
@@ -164,6 +173,8 @@ class Metrics:
     def on_event(self, event: Event) -> None:
         """Count a request, a tool call or a recording that has ended."""
         match event:
+            case RequestRecord() if event.request.operation == SPEECH:
+                self._count_speech(event.end)
             case RequestRecord():
                 self._count_request(event)
             case ToolRecord():
@@ -197,6 +208,14 @@ class Metrics:
             self._first_token.observe((timings.queue_ms + timings.prompt_ms) / 1e3)
         if timings.predicted_n > 1:
             self._per_token.observe(seconds / (timings.predicted_n - 1))
+
+    def _count_speech(self, end: RequestEnd) -> None:
+        is_cancelled = end.cancelled is not None
+        how = "finished" if end.finish is not None else "cancelled" if is_cancelled else "failed"
+        self._speeches.labels(how).inc()
+        self._n_frames += end.n_output
+        if (timings := end.timings) is not None:
+            self._first_sound.observe((timings.queue_ms + timings.prompt_ms) / 1e3)
 
     def render(self, status: EngineStatus) -> bytes:
         """Format all metrics, with a fresh status of the engine."""
@@ -298,6 +317,7 @@ class Metrics:
             (total, "media_seconds", "Time in which the encoder worked", now.media_s,
              "media.encoding_s"),
             (total, "recording_seconds", "Length of the recordings finished", self._recorded_s, ""),
+            (total, "speech_frames", "Frames of speech", self._n_frames, ""),
         ):  # fmt: skip
             yield make(name, text, value), key
         blocks = (str(_BLOCK_SIZE), str(now.n_cells // _BLOCK_SIZE))

@@ -28,7 +28,10 @@ from trioserve.types import AnyTask, CancelReason, FinishReason, StepRecord, Tim
 #: cancelled with its request.
 ToolOutcome: TypeAlias = Literal["finished", "failed", "denied", "stopped", "cancelled"]
 
-#: The ends of the work on a recording.
+#: The operation of a request for speech.
+SPEECH = "speech"
+
+#: The ends of the work on a recording, or on a text that is spoken.
 TRANSCRIPTION_ENDS = ("finished", "cancelled", "failed")
 
 

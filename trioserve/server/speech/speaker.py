@@ -14,6 +14,7 @@ from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import Workers
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
+from trioserve.server.observers.observer import SPEECH
 from trioserve.server.speech.speech import Converted, SpeechParams, SpeechStream, at_speed
 from trioserve.server.speech.voices import Languages, Voices
 from trioserve.server.stream import Stream
@@ -54,7 +55,7 @@ class Speaker:
             task = await self._workers.offload(
                 partial(self._task, text, params, context), _COST * len(text)
             )
-        with self._requests.open(task, context, "speech") as stream:
+        with self._requests.open(task, context, SPEECH) as stream:
             stream.mailbox.n_samples = round(rate / self._engine.backend.frame_rate)
             take = _Events(stream).take
             if params.speed != 1:
