@@ -38,7 +38,7 @@ async function read(id: string, sentences: Sentences): Promise<boolean> {
     signal.addEventListener("abort", () => voice.stop()); // at once: another voice may begin
     for (;;) {
       const begun = performance.now();
-      const message = found(id);
+      const message = live(id)?.peek() ?? versionOf(id);
       const piece = message ? nextOf(message, sentences) : "";
       if (piece) await voice.say(piece, signal);
       else if (message?.state === "writing") await pauseFor(Math.max(LOOK, (performance.now() - begun) * SHARE), signal);
@@ -53,10 +53,6 @@ async function read(id: string, sentences: Sentences): Promise<boolean> {
   } finally {
     if (!signal.aborted) stopReading();
   }
-}
-
-function found(id: string): Message | undefined {
-  return live(id)?.peek() ?? versionOf(id);
 }
 
 function nextOf({ steps = [], content, state }: Message, sentences: Sentences): string {

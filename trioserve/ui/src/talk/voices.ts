@@ -28,7 +28,7 @@ const MAX_LEAD = 2;
 /** Seconds that sound may be on its way to the ear, as without a cable. */
 const TAIL = 0.3;
 
-/** Milliseconds in which a browser begins to play. Without a device for sound, or leave to use it, it never does. */
+/** Milliseconds in which a browser begins to play. Without a device for sound, or permission to use it, it never does. */
 const PATIENCE = 5_000;
 
 /** The waits for a full server, in milliseconds. */
