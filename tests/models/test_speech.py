@@ -4,33 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import pytest
 
+from tests.support.gguf_models import write_flags
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
 from trioserve.models import BUNDLED, speech
 from trioserve.models.speech import SpeechFiles, resolve_speech
 
 
-def write_file(path: Path, *flags: str) -> Path:
-    writer = gguf.GGUFWriter(str(path), "clip")
-    for flag in flags:
-        writer.add_bool(flag, True)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
-
-
 def write_projector(path: Path) -> Path:
-    return write_file(path, "clip.has_audio_encoder", "clip.has_gen_audio_encoder")
+    return write_flags(path, "clip.has_audio_encoder", "clip.has_gen_audio_encoder")
 
 
 def test_the_projector_is_the_one_beside_the_model_that_makes_sound(tmp_path: Path) -> None:
-    model = write_file(tmp_path / "voice-Q8_0.gguf")
+    model = write_flags(tmp_path / "voice-Q8_0.gguf")
     config = Config(model="chat.gguf", tts=str(model))
-    write_file(tmp_path / "mmproj-chat-Q8_0.gguf", "clip.has_vision_encoder")
+    write_flags(tmp_path / "mmproj-chat-Q8_0.gguf", "clip.has_vision_encoder")
     (tmp_path / "mmproj-damaged.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelLoadError, match=r"name the one of voice-Q8_0\.gguf with --tts-mmproj"):
         resolve_speech(config)
@@ -61,7 +51,7 @@ def test_the_bundled_voice_is_for_the_bundled_model(
     assert resolve_speech(Config()) is None
     with pytest.raises(ModelLoadError, match="The bundled model has no voice"):
         resolve_speech(german)
-    write_file(voice.model)
+    write_flags(voice.model)
     write_projector(voice.projector)
     assert resolve_speech(Config()) == resolve_speech(german) == voice
     for other in (Config(tts="none"), Config(model=str(BUNDLED)), Config(embeddings=True)):

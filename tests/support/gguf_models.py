@@ -214,3 +214,14 @@ def finish(writer: gguf.GGUFWriter, weights: Mapping[str, Array]) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_flags(path: Path, *flags: str) -> Path:
+    """Write a file with no more than some flags that are set."""
+    writer = gguf.GGUFWriter(str(path), "clip")
+    for flag in flags:
+        writer.add_bool(flag, True)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path

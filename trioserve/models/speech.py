@@ -72,12 +72,13 @@ def resolve_speech(config: Config) -> SpeechFiles | None:
 
 def _projector_of(model: Path) -> Path | None:
     """Find the projector in the model's folder that makes sound."""
-    names = [one.name for one in model.parent.glob("*mmproj*.gguf") if _makes_sound(one)]
+    names = [one.name for one in model.parent.glob("*mmproj*.gguf") if makes_sound(one)]
     found = projector_beside(sorted(names), model.name)
     return None if found is None else model.with_name(found)
 
 
-def _makes_sound(projector: Path) -> bool:
+def makes_sound(projector: Path) -> bool:
+    """Return True if a file is the projector of a model that speaks. Blocks."""
     try:
         with gguf.read(projector) as header:
             return header.flag("clip.has_gen_audio_encoder")

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import pytest
 
+from tests.support.gguf_models import write_flags
 from trioserve.config import Config
 from trioserve.config.parse import parse
 from trioserve.errors import ConfigError
@@ -312,6 +313,21 @@ def test_the_bundled_model_has_its_voice(tmp_path: Path, monkeypatch: pytest.Mon
     assert spoken_by("--embeddings") == [(None, None)] * 2
     local(tmp_path, "m")
     assert spoken_by("--models-dir", str(tmp_path / "models")).count((None, None)) == 1
+
+
+def test_models_that_speak_are_not_among_those_that_write(
+    tmp_path: Path, cached: list[HubModel]
+) -> None:
+    for name in ("chats", "speaks"):
+        (folder := tmp_path / "models" / name).mkdir(parents=True)
+        (folder / "m.gguf").touch()
+        flag = "clip.has_gen_audio_encoder" if name == "speaks" else "clip.has_vision_encoder"
+        write_flags(folder / "mmproj.gguf", flag)
+    on_hub = hub_model(tmp_path, "org/voice:Q8_0")
+    cached.append(attrs.evolve(on_hub, mmproj=tmp_path / "models/speaks/mmproj.gguf"))
+    assert {*catalog(tmp_path).entries} == {"bundled", "chats"}
+    preset = "[org/voice:Q8_0]\n[own]\nhf-repo = org/voice:Q8_0\n"
+    assert {*catalog(tmp_path, preset=preset).entries} > {"org/voice:Q8_0", "own"}
 
 
 def test_settings_of_speech_are_for_the_models_that_speak(tmp_path: Path) -> None:

@@ -352,6 +352,12 @@ class Catalog:
         }
         if self._config.models_dir is not None:
             known |= {one.name: one for one in models_in(Path(self._config.models_dir))}
+        # Those that speak write no text: --tts names them.
+        known = {
+            name: one
+            for name, one in known.items()
+            if one.mmproj is None or not speech.makes_sound(one.mmproj)
+        }
         everywhere = Preset()
         sections: Mapping[str, Preset] = {}
         upstreams: Mapping[str, Upstream] = {}
@@ -550,7 +556,7 @@ def _takes_projector(options: Options) -> bool:
 def _takes_voice(options: Options) -> bool:
     """Return True if the bundled model speaks with the bundled voice."""
     is_free = options.keys().isdisjoint(("tts", *_OF_EMBEDDINGS))
-    return is_free and has_extra("media") and speech.BUNDLED_VOICE.are_there
+    return is_free and has_extra("speech") and speech.BUNDLED_VOICE.are_there
 
 
 def _value(options: Options, field: str) -> str:
