@@ -1,0 +1,1 @@
+"""Making the bundled voice: recorded words, sound as latents, text into latents, two files."""
