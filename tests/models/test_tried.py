@@ -10,6 +10,7 @@ import pytest
 
 from trioserve.config import Config
 from trioserve.models import BUNDLED, tried
+from trioserve.models.speech import BUNDLED_VOICE
 from trioserve.models.tried import LoadedFiles
 
 pytestmark = pytest.mark.new_files
@@ -66,10 +67,11 @@ def test_what_makes_files_new_again(model: Path, tmp_path: Path) -> None:
     assert not files(model).are_known
 
 
-def test_the_bundled_model_is_trusted(state: Path, tmp_path: Path) -> None:
+def test_the_bundled_model_and_its_voice_are_trusted(state: Path, tmp_path: Path) -> None:
     assert files(None).are_known
     files(None).remember()
     assert not state.exists()
+    assert files(BUNDLED_VOICE.model, mmproj=str(BUNDLED_VOICE.projector)).are_known
     adapter = tmp_path / "lora.gguf"
     adapter.write_bytes(b"x")
     assert not files(None, lora=(str(adapter),)).are_known

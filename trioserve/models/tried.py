@@ -2,7 +2,7 @@
 
 Files that are loaded together are one fingerprint: of their paths, sizes, times and inodes. It is
 the name of an empty file in ``$XDG_STATE_HOME/trioserve/loaded``, by default in ``~/.local/state``.
-The bundled model is trusted.
+The bundled model and its voice are trusted.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from trioserve.config.files import user_state
 from trioserve.errors import ConfigError
 from trioserve.log import get_logger
 from trioserve.models import BUNDLED, BUNDLED_PROJECTOR, gguf, resolve, resolve_projector
+from trioserve.models.speech import BUNDLED_VOICE
 
 _log = get_logger("trioserve")
 
 #: Fingerprints that are kept: those that were used last.
 _MAX_KEPT = 1000
+
+_BUNDLED = (BUNDLED, BUNDLED_PROJECTOR, BUNDLED_VOICE.model, BUNDLED_VOICE.projector)
 
 #: Those of this process, which remembers them without a folder, too.
 _here: set[str] = set()
@@ -81,10 +84,10 @@ class LoadedFiles:
 
 def _files(config: Config) -> Iterator[Path]:
     model = resolve(config.model)
-    if model != BUNDLED:
+    if model not in _BUNDLED:
         yield from gguf.parts_of(model)
     projector = None if config.reranking else resolve_projector(config)
-    if projector not in (None, BUNDLED_PROJECTOR):
+    if projector is not None and projector not in _BUNDLED:
         yield projector
     if config.spec_draft_model is not None:
         yield from gguf.parts_of(resolve(config.spec_draft_model))

@@ -33,6 +33,8 @@ NAME = "trioserve bundled voice"
 SIZE_LIMIT = 2_000_000
 #: libmtmd's threshold for the score of the end.
 END = -4.0
+#: Rows: those of the longest recording of a voice, and of a text that is not cut into pieces.
+CONTEXT = 1024
 #: Sizes of the encoder that does nothing.
 IDLE = 32
 SPECIAL = ("<pad>", "</s>", "<unk>")
@@ -128,7 +130,7 @@ def write_backbone(output: Path, speaker: Speaker, table: Tensor, tokens: Tokens
     """Write the transformer over tokens and frames; return the size of the file."""
     config, file = speaker.config, File(output, "pockettts")
     writer = file.writer
-    writer.add_context_length(4096)
+    writer.add_context_length(CONTEXT)
     writer.add_embedding_length(config.width)
     writer.add_block_count(config.layers)
     writer.add_feed_forward_length(config.hidden)

@@ -151,9 +151,9 @@ def test_show_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_show_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = ("--embd-ctx-size", "0", "--tts", "none")
     small, large = (
-        json.loads(said(capsys, "show", "--json", "-c", size, "--embd-ctx-size", "0"))
-        for size in ("512", "2048")
+        json.loads(said(capsys, "show", "--json", "-c", size, *alone)) for size in ("512", "2048")
     )
     assert small["path"] == str(BUNDLED)
     assert small["memory"]["n_ctx"] == 512

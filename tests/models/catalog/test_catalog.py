@@ -77,7 +77,9 @@ def test_the_bundled_model_is_always_there() -> None:
         BUNDLED.stat().st_size,
     )
     own = ("--model", str(BUNDLED), "--alias", "bundled", "--mmproj", str(BUNDLED_PROJECTOR))
-    assert entry.args == own
+    voice = speech.BUNDLED_VOICE
+    speaks = ("--tts", str(voice.model), "--tts-mmproj", str(voice.projector))
+    assert entry.args == (*own, *speaks)
 
 
 def test_every_source(tmp_path: Path, cached: list[HubModel]) -> None:
@@ -337,7 +339,7 @@ def test_settings_of_speech_are_for_the_models_that_speak(tmp_path: Path) -> Non
     entries = catalog(tmp_path, "--tts-lang", "de", preset=preset).entries
     found = {name: config(one) for name, one in entries.items() if name != "wrong"}
     assert {name: (one.tts, one.tts_lang) for name, one in found.items()} == {
-        "bundled": (None, None),
+        "bundled": (str(speech.BUNDLED_VOICE.model), "de"),
         "dumb": (None, None),
         "embeds": (None, None),
         "speaks": ("v.gguf", "de"),
