@@ -67,7 +67,7 @@ async def test_each_class_takes_its_fields(
 
 
 def test_the_keywords_are_the_fields_of_the_classes() -> None:
-    apis = {"arrived", "deadline", "limited_as", "on_cancel", "tally"}
+    apis = {"arrived", "deadline", "has_begun", "limited_as", "on_cancel", "tally"}
     context = fields_of(RequestContext) - apis
     completion = (fields_of(GenerationParams) | fields_of(SamplingParams)) - {"sampling"}
     chat = fields_of(ChatParams)

@@ -81,6 +81,8 @@ class RequestContext:
     tracestate: str = attrs.field(default="", kw_only=True)
     #: The reason to log when the caller's scope is cancelled.
     on_cancel: CancelReason = attrs.field(default=CancelReason.CALLER, kw_only=True)
+    #: It continues a request that was let in: neither draining nor a full queue refuses it.
+    has_begun: bool = attrs.field(default=False, kw_only=True)
     #: Counts what its tasks come to, in this process.
     tally: Tally | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
 

@@ -154,4 +154,4 @@ def only_chat(fields: Mapping[str, Any], base: ChatParams | None = None) -> Chat
 
 
 #: Fields of `RequestContext` that only the APIs set.
-_OF_APIS = frozenset({"arrived", "deadline", "limited_as", "on_cancel"})
+_OF_APIS = frozenset({"arrived", "deadline", "has_begun", "limited_as", "on_cancel"})

@@ -23,8 +23,9 @@ from trioserve.errors import (
     NotSupportedError,
     OutputError,
     QueueFullError,
+    ServerClosingError,
 )
-from trioserve.server import Server
+from trioserve.server import RequestContext, Server
 from trioserve.server.observers.observer import RequestRecord
 from trioserve.server.speech.speech import SpeechParams
 from trioserve.testing import ScriptedBackend, ScriptedSpeaker, heard
@@ -184,6 +185,26 @@ async def test_a_full_queue_refuses() -> None:
         await anext(one)
         with pytest.raises(QueueFullError):
             await server.speak("Three.")
+        async with server.speaking("Four.", SpeechParams(), RequestContext(has_begun=True)):
+            pass
+
+
+async def test_what_has_begun_is_not_refused() -> None:
+    begun = RequestContext(has_begun=True)
+    async with (
+        speaking(ScriptedSpeaker(n_slots=1)) as server,
+        server.speaking("x" * 500, SpeechParams()) as one,
+        trio.open_nursery() as nursery,
+    ):
+        await anext(one)
+        nursery.start_soon(server.drain)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(ServerClosingError):
+            await server.speak("Two.")
+        async with server.speaking("Three.", SpeechParams(), begun) as three:
+            await one.read()
+            assert heard((await three.read()).samples) == "Three."
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_model_that_cannot_be_loaded_ends_the_start() -> None:

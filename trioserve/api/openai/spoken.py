@@ -198,6 +198,7 @@ class SpokenChat:
                 return
             if self._encoding is None:
                 self._encoding = Encoding(self._format, stream.rate)
+                self._context = attrs.evolve(self._context, has_begun=True)
             take = Converted(stream.next_event, self._encoding.feed).take
             while isinstance(event := await take(), Encoded):
                 await self._put(event)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 
 import attrs
@@ -49,18 +49,26 @@ class Speaker:
             DeadlineExceededError: the deadline has passed.
             TrioServeError: as `Requests.open`.
         """
-        self._requests.check_room(context)
+        with self._admitted(context):
+            self._requests.check_room(context)
         rate = self._engine.backend.sample_rate
         with context.preparing():
             task = await self._workers.offload(
                 partial(self._task, text, params, context), _COST * len(text)
             )
-        with self._requests.open(task, context, SPEECH) as stream:
+        with ExitStack() as stack:
+            with self._admitted(context):
+                stream = stack.enter_context(self._requests.open(task, context, SPEECH))
             stream.mailbox.n_samples = round(rate / self._engine.backend.frame_rate)
             take = _Events(stream).take
             if params.speed != 1:
                 take = Converted(take, at_speed(rate, params.speed)).take
             yield SpeechStream(take, rate, len(task.prompt))
+
+    def _admitted(self, context: RequestContext) -> AbstractContextManager[None]:
+        """Let a request in, in a block, that continues another one."""
+        gate = self._requests.resources.gate
+        return gate.inside(has_begun=True) if context.has_begun else nullcontext()
 
     def _task(self, text: str, params: SpeechParams, context: RequestContext) -> SpeechTask:
         backend, resources = self._engine.backend, self._requests.resources
