@@ -128,6 +128,7 @@ _LATENT, _POCKET_CHANNELS, _FLOW = 8, 16, 16
 _RATIOS = (6, 5, 4)  # of the decoder, whose frames are 16 times as long
 #: The name of a pack that libmtmd has settings for: short texts are padded.
 VARIANT = "english_2026-01"
+POCKET_TOKENS = ("<|pad|>", "<|bos_before_voice|>", "<|audio_bos|>")
 
 
 def write_pocket(
@@ -136,6 +137,7 @@ def write_pocket(
     seed: int = 0,
     width: int = WIDTH,
     variant: str = VARIANT,
+    special: tuple[str, ...] = POCKET_TOKENS,
     change: Change = _unchanged,
     change_projector: Change = _unchanged,
     quantized: Mapping[str, str] = {},
@@ -152,7 +154,7 @@ def write_pocket(
         "feed_forward_length": FFN, "attention.head_count": HEADS,
         "attention.layer_norm_epsilon": 1e-5, "rope.freq_base": 10000.0,
     })  # fmt: skip
-    n_vocab = _unigrams(model.writer, ("<|pad|>", "<|bos_before_voice|>", "<|audio_bos|>"))
+    n_vocab = _unigrams(model.writer, special)
     shapes: Shapes = {"token_embd.weight": (n_vocab, width)}
     shapes |= _with_bias("output_norm", width)
     for layer in range(LAYERS):
@@ -283,6 +285,8 @@ def _flow_shapes(width: int, flow: int) -> Shapes:
 #: Rows of the output; libmtmd fixes them. Of these, the first are codes.
 _CODEC, _N_CODES = 3072, 2048
 _LANGUAGES = ("english", "german", "chinese")
+#: The row of the output that ends a text.
+END_ROW = _N_CODES + 2
 #: Codebooks of a frame.
 N_BOOKS = 16
 _PREDICTOR, _BOOK, _QUANT, _C2W = 16, 64, 8, 16

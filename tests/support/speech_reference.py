@@ -50,7 +50,7 @@ def said(
             engine.step()
     while engine.step():
         pass
-    sounds: dict[int, list[Samples]] = {task.id: [] for task in tasks}
+    sounds = {task.id: [np.empty(0, np.float32)] for task in tasks}
     ends: dict[int, Spoken] = {}
     for event in engine.take():
         if isinstance(event, Sound):
@@ -144,5 +144,7 @@ class Helper:
             self._handle, *map(ctypes.byref, (rate, data, size, n_samples))
         )
         assert (code, rate.value) == (0, self._speaker.sample_rate)
+        if not n_samples.value:
+            return np.empty(0, np.float32)
         floats = ctypes.cast(data, ctypes.POINTER(ctypes.c_float))
         return np.ctypeslib.as_array(floats, shape=(n_samples.value,)).copy()

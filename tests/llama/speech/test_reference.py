@@ -10,14 +10,21 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.support.speech_models import FRAME, SpeechPair, recording, write_pocket, write_qwen
+from tests.support.speech_models import (
+    END_ROW,
+    FRAME,
+    SpeechPair,
+    recording,
+    write_pocket,
+    write_qwen,
+)
 from tests.support.speech_reference import Helper, forget_seed, said, seed_as_llama_cpp
 from trioserve.config import Config
 from trioserve.engine.speaker import Samples
 from trioserve.llama.speech import pocket, qwen
 from trioserve.llama.speech.speaker import LlamaSpeaker, speech_config
 from trioserve.models.speech import SpeechFiles
-from trioserve.types import SpeechTask
+from trioserve.types import FinishReason, SpeechTask
 
 TEXT = "The cat sat on the mat."
 Writer = Callable[..., SpeechPair]
@@ -107,6 +114,30 @@ def test_a_text_of_several_pieces_is_what_the_helper_makes(
         task = SpeechTask(id=1, pieces=pieces, seed=5, voice=voice)
         forget_seed(speaker)
         assert difference(said(speaker, task)[1][0], expected) == 0
+
+
+def test_a_text_of_qwen_ends_where_the_model_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed_as_llama_cpp(monkeypatch)
+
+    def change(tensors: dict[str, NDArray[np.floating]]) -> None:
+        tensors["output.weight"][END_ROW] *= 4
+
+    with (
+        closing(load(write_qwen(tmp_path, change=change))) as speaker,
+        closing(Helper(speaker)) as helper,
+    ):
+        lengths = set()
+        for seed in range(4):
+            expected = helper.say(TEXT, seed, max_frames=50)
+            task = SpeechTask(id=1, pieces=[speaker.tokenize(TEXT)], seed=seed, max_frames=50)
+            forget_seed(speaker)
+            samples, end = said(speaker, task)[1]
+            assert end.reason is FinishReason.EOS
+            assert np.array_equal(samples, expected)
+            lengths.add(end.n_frames)
+        assert len(lengths) > 1
 
 
 def test_language_changes_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

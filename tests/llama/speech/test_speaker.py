@@ -310,6 +310,25 @@ def test_a_special_token_that_is_missing_is_named(tmp_path: Path, name: str) -> 
         load(pair)
 
 
+def test_pocket_needs_one_token_and_may_have_another(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=re.escape("lacks <|audio_bos|>")):
+        load(write_pocket(tmp_path, special=("<|pad|>",)))
+    with closing(load(write_pocket(tmp_path, special=("<|audio_bos|>",)))) as speaker:
+        voice = speaker.take_voice(recording(1.0))
+        task = SpeechTask(id=1, pieces=[speaker.tokenize("Hello.")], voice=voice, max_frames=2)
+        assert len(said(speaker, task)[1][0]) == 2 * FRAME
+        with closing(speaker.utterance(task)) as utterance:
+            assert utterance.begin(0).n_shared == len(voice.rows)
+
+
+def test_a_projector_without_rows_for_the_codes_is_refused(tmp_path: Path) -> None:
+    def change(tensors: dict[str, NDArray[np.floating]]) -> None:
+        tensors["a.gen.code.out_embd.weight"] = tensors["a.gen.code.out_embd.weight"][:1]
+
+    with pytest.raises(ModelLoadError, match="makes no sound of this"):
+        load(write_qwen(tmp_path, change_projector=change))
+
+
 def test_a_model_without_a_language_is_refused(tmp_path: Path) -> None:
     names = tuple(f"<|codec_language_{one}|>" for one in ("english", "german", "chinese"))
     with pytest.raises(ModelLoadError, match="has no language"):
