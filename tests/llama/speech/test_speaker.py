@@ -144,6 +144,24 @@ def test_recordings_of_all_lengths_make_a_voice(
         assert 0 < len(voice.rows) < 400 and np.isfinite(voice.rows).all()
 
 
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(1, 1.0), (2, 1e-9), (63, 0.5), (64, 0.999), (2**31 - 1, 1e-38)]
+)
+def test_whatever_a_client_sets_there_is_sound(
+    qwen: LlamaSpeaker, top_k: int, top_p: float
+) -> None:
+    for seed in (0, 2**32 - 2):
+        task = SpeechTask(
+            id=1,
+            pieces=[qwen.tokenize("Hello.")],
+            seed=seed,
+            top_k=top_k,
+            top_p=top_p,
+            max_frames=4,
+        )
+        assert np.isfinite(said(qwen, task)[1][0]).all()
+
+
 def test_a_voice_of_another_model_is_refused(pocket: LlamaSpeaker) -> None:
     voice = Voice(np.zeros((3, 64), np.float32))
     task = SpeechTask(id=1, pieces=[pocket.tokenize("Hello.")], voice=voice)
