@@ -146,7 +146,7 @@ def test_what_ends_reading_ends_the_request(
     else:
         other = chat.page.context.new_page()
         other.goto(chat.page.url)
-        other.evaluate("speechSynthesis.speak = () => undefined")
+        other.evaluate("() => { speechSynthesis.speak = () => undefined }")
         ChatPage(other).button("Read aloud, with the voice of the browser").click()
         expect(reading(other)).to_be_visible()
     speaker.until(lambda: speaker.ended == 1)
@@ -162,6 +162,12 @@ def test_every_answer_is_read_while_it_is_written(
         panel.get_by_role("radio", name="1.5").check(force=True)
     script.answer = "```\nonly code\n```"
     chat.ask("Tell me nothing.")
+    other = ChatPage(chat.page.context.new_page())
+    other.page.goto(chat.page.url)
+    other.page.evaluate(
+        "() => { window.said = 0; speechSynthesis.speak = () => { said++ } }"
+    )
+    chat.page.bring_to_front()
     script.answer = "The first. The second, which is held. The third."
     script.hold_at("held")
     chat.send("Tell me.")
@@ -174,6 +180,8 @@ def test_every_answer_is_read_while_it_is_written(
     speaker.until(lambda: " ".join(speaker.said) == script.answer)
     expect(chat.answers.last.get_by_role("button", name="Read aloud")).to_be_focused()
     expect(chat.page.locator(".toast")).to_have_count(0)  # code is no failure
+    expect(other.answers.last).to_contain_text("The third.")
+    assert other.page.evaluate("said") == 0  # one of the tabs is enough
     script.hold_at("held")
     speaker.holds = True
     chat.send("Again.")
