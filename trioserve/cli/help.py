@@ -36,8 +36,8 @@ _COMMANDS_HEAD = "\nCommands (trioserve COMMAND --help tells more)\n"
 
 #: The flags of the first page.
 _COMMON = (
-    "--model", "--hf-repo", "--ctx-size", "--parallel", "--gpu-layers", "--mmproj", "--embeddings",
-    "--tools", "--models-dir", "--host", "--port", "--api-key", "--log-level",
+    "--model", "--hf-repo", "--ctx-size", "--parallel", "--gpu-layers", "--mmproj", "--tts",
+    "--embeddings", "--tools", "--models-dir", "--host", "--port", "--api-key", "--log-level",
 )  # fmt: skip
 
 _TAIL = f"""

@@ -36,12 +36,6 @@ BUNDLED_VOICE = SpeechFiles(
 )
 
 
-def bundled_voice(config: Config) -> SpeechFiles | None:
-    """Return what speaks beside the bundled model, if nothing else is set."""
-    is_usable = BUNDLED_VOICE.are_there and has_extra("speech") and not config.serves_embeddings
-    return BUNDLED_VOICE if config.tts is None and is_usable else None
-
-
 def resolve_speech(config: Config) -> SpeechFiles | None:
     """Return the files of the model that `Config.tts` names; None: the server does not speak.
 
@@ -54,10 +48,12 @@ def resolve_speech(config: Config) -> SpeechFiles | None:
     if config.tts == NO_SPEECH:
         return None
     if config.tts is None:
-        found = bundled_voice(config) if config.model_named is None else None
-        if found is None and any((config.tts_voices, config.tts_speaker_file, config.tts_lang)):
+        is_bundled = config.model_named is None and not config.serves_embeddings
+        if is_bundled and BUNDLED_VOICE.are_there and has_extra("speech"):
+            return BUNDLED_VOICE
+        if any((config.tts_voices, config.tts_speaker_file, config.tts_lang)):
             raise ModelLoadError("The bundled model has no voice; name a model that speaks, --tts.")
-        return found
+        return None
     model = resolve(config.tts)
     if config.tts_mmproj is not None:
         return SpeechFiles(model, Path(config.tts_mmproj))
