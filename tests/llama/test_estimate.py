@@ -49,7 +49,7 @@ def really(config: Config) -> tuple[int, int, int]:
     ],
 )
 def test_it_is_what_is_allocated(fields: dict[str, object]) -> None:
-    config = Config(embd_ctx_size=0, threads=1, mmproj_auto=False, **fields)
+    config = Config(embd_ctx_size=0, threads=1, mmproj_auto=False, tts="none", **fields)
     found = measure(config)
     assert (found.weights, found.cache, found.compute) == really(config)
     assert found.cache > 0
@@ -61,7 +61,9 @@ def test_it_is_what_is_allocated(fields: dict[str, object]) -> None:
 def test_of_an_elastic_cache_the_cells_that_may_be_written_to_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = Config(embd_ctx_size=0, threads=1, mmproj_auto=False, parallel=4, ctx_size=2048)
+    config = Config(
+        embd_ctx_size=0, threads=1, mmproj_auto=False, tts="none", parallel=4, ctx_size=2048
+    )
     found, (_, addresses, _) = measure(config), really(config)
     assert found.n_ctx == 2048
     assert 2 * found.cache == addresses, "its tokens, and as many in copies"
@@ -98,7 +100,7 @@ def test_of_embeddings(tmp_path: Path) -> None:
 
 
 def test_a_context_for_embeddings_beside_text_is_counted() -> None:
-    alone = Config(embd_ctx_size=0, threads=1, mmproj_auto=False, ctx_size=2048)
+    alone = Config(embd_ctx_size=0, threads=1, mmproj_auto=False, tts="none", ctx_size=2048)
     both = attrs.evolve(alone, embd_ctx_size=512)
     lines: list[str] = []
     with LlamaModel.load(alone) as model, library.listening(lines.append):
@@ -112,15 +114,17 @@ def test_a_context_for_embeddings_beside_text_is_counted() -> None:
 
 
 def test_draft_models_and_adapters_are_counted(tmp_path: Path) -> None:
-    alone = measure(Config(embd_ctx_size=0, threads=1, mmproj_auto=False))
+    alone = measure(Config(embd_ctx_size=0, threads=1, mmproj_auto=False, tts="none"))
     both = measure(
-        Config(embd_ctx_size=0, threads=1, mmproj_auto=False, spec_draft_model=str(BUNDLED))
+        Config(
+            embd_ctx_size=0, threads=1, mmproj_auto=False, tts="none", spec_draft_model=str(BUNDLED)
+        )
     )
     assert both.weights == 2 * alone.weights
     assert both.cache > alone.cache
     adapter = make_lora(tmp_path / "a.gguf")
     with_adapter = measure(
-        Config(embd_ctx_size=0, threads=1, mmproj_auto=False, lora=(str(adapter),))
+        Config(embd_ctx_size=0, threads=1, mmproj_auto=False, tts="none", lora=(str(adapter),))
     )
     assert with_adapter.weights == alone.weights + adapter.stat().st_size
 
@@ -178,7 +182,7 @@ def test_next_to_nothing_is_allocated() -> None:
 @pytest.mark.parametrize("write", [write_pocket, write_qwen])
 def test_a_model_that_speaks_counts(tmp_path: Path, write: Callable[[Path], SpeechPair]) -> None:
     pair = write(tmp_path)
-    alone = measure(Config(embd_ctx_size=0, threads=1, mmproj_auto=False))
+    alone = measure(Config(embd_ctx_size=0, threads=1, mmproj_auto=False, tts="none"))
     both = measure(Config(embd_ctx_size=0, threads=1, mmproj_auto=False, **pair.settings))
     config = Config(threads=1, **pair.settings)
     with closing(llama.load_speaker(config, SpeechFiles(pair.model, pair.projector))) as speaker:

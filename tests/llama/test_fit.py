@@ -389,7 +389,8 @@ def test_a_model_that_speaks_takes_its_part(
 ) -> None:
     pair = write_pocket(tmp_path)
     files = SpeechFiles(pair.model, pair.projector)
-    alone, speaks = (Config(mmproj_auto=False, **one) for one in ({}, pair.settings))
+    others = {"tts": "none"}, pair.settings
+    alone, speaks = (Config(mmproj_auto=False, **one) for one in others)
     size = size_of(files, speaks)
     first, second = rooms.plan(alone), rooms.plan(speaks)
     assert first is not None and second is not None
