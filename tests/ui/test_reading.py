@@ -164,9 +164,7 @@ def test_every_answer_is_read_while_it_is_written(
     chat.ask("Tell me nothing.")
     other = ChatPage(chat.page.context.new_page())
     other.page.goto(chat.page.url)
-    other.page.evaluate(
-        "() => { window.said = 0; speechSynthesis.speak = () => { said++ } }"
-    )
+    other.page.evaluate("() => { window.said = 0; speechSynthesis.speak = () => { said++ } }")
     chat.page.bring_to_front()
     script.answer = "The first. The second, which is held. The third."
     script.hold_at("held")
