@@ -24,7 +24,8 @@ from trioserve.concurrency import Feed, alongside
 from trioserve.errors import (
     InvalidRequestError,
     MemoryFullError,
-    TooManyRequestsError,
+    QueueFullError,
+    RateLimitError,
     TrioServeError,
 )
 from trioserve.fair_limiter import sound_threads
@@ -82,7 +83,6 @@ class SpokenChatRequest(ChatRequest):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        audio = self.audio or AudioOptions()
         if not self.is_spoken:
             if self.audio is not None:
                 raise InvalidRequestError.at(
@@ -95,7 +95,7 @@ class SpokenChatRequest(ChatRequest):
             (self.logprobs or self.n_candidates, "logprobs", "is not supported"),
             (self.continuation.echo, "echo", "must be false"),
             (
-                self.stream and audio.format not in ("pcm16", None),
+                self.stream and self._options.format not in ("pcm16", None),
                 "audio.format",
                 'must be "pcm16" in streams',
             ),
@@ -104,9 +104,13 @@ class SpokenChatRequest(ChatRequest):
                 raise InvalidRequestError.at(param, f"{problem} for answers that are spoken.")
 
     @property
+    def _options(self) -> AudioOptions:
+        return self.audio or AudioOptions()
+
+    @property
     def sound_format(self) -> SoundFormat:
         """The format of the sound."""
-        chosen = (self.audio or AudioOptions()).format or ("pcm16" if self.stream else "wav")
+        chosen = self._options.format or ("pcm16" if self.stream else "wav")
         return "pcm" if chosen == "pcm16" else chosen
 
     def voice_of(self, model: LoadedModel) -> str:
@@ -118,7 +122,7 @@ class SpokenChatRequest(ChatRequest):
         """
         model.check_speaks("modalities")
         assert model.voices is not None
-        return check_voice((self.audio or AudioOptions()).voice, model.voices, "audio.voice")
+        return check_voice(self._options.voice, model.voices, "audio.voice")
 
 
 # -- the answer
@@ -209,7 +213,7 @@ class SpokenChat:
             speaking = self._server.speaking(text, self._params, self._context)
             try:
                 return await stack.enter_async_context(speaking)
-            except (TooManyRequestsError, MemoryFullError) as error:
+            except (QueueFullError, RateLimitError, MemoryFullError) as error:
                 if self._encoding is None:
                     raise
                 await trio.sleep(min(error.retry_after or _PATIENCE, _PATIENCE))

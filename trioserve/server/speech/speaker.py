@@ -12,6 +12,7 @@ import attrs
 from trioserve.engine import SpeechEngine
 from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import Workers
+from trioserve.left_out import leave_out
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.observers.observer import SPEECH
@@ -93,16 +94,21 @@ class Speaker:
 
     def _pieces(self, text: str, params: SpeechParams) -> list[tuple[TokenId, ...]]:
         """Tokenize the pieces of a text that have anything to say."""
-        from trioserve.server.speech.pieces import Cutter
+        from trioserve.server.speech.pieces import Cutter, without_symbols
 
-        tokenize = self._engine.backend.tokenize
+        tokenize, most = self._engine.backend.tokenize, self._engine.backend.max_piece
+        language = self.languages.code_of(params.language)
+        cutter = Cutter(lambda piece: len(tokenize(piece)), most, language)
+
+        def tokenized(text: str) -> list[tuple[TokenId, ...]]:
+            return [tokens for piece in cutter.cut(text) if (tokens := tokenize(piece))]
+
         try:
-            cutter = Cutter(
-                lambda piece: len(tokenize(piece)),
-                self._engine.backend.max_piece,
-                self.languages.code_of(params.language),
-            )
-            pieces = [tokens for piece in cutter.cut(text) if (tokens := tokenize(piece))]
+            try:
+                pieces = tokenized(text)
+            except InvalidRequestError:
+                pieces = tokenized(without_symbols(text))
+                leave_out("symbols in texts to speak", "the model cannot say them")
         except InvalidRequestError as error:
             error.param = params.param
             raise
