@@ -151,7 +151,7 @@ _offences: list[str] = []
 
 def _guard(event: str, arguments: tuple[object, ...]) -> None:
     """Refuse to start a program in a fast test, and in any test whose clock is mocked."""
-    if event not in _STARTS or _running is None:
+    if _running is None or event not in _STARTS:  # as the process ends, both are None
         return
     if not _running.get_closest_marker("system"):
         _offences.append(f"A fast test starts a program: {arguments[:2]}. Mark it as `system`.")
