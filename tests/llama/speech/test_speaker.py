@@ -83,10 +83,16 @@ def test_texts_are_prepared_as_llama_cpp_does(text: str, prepared: str) -> None:
 
 
 def test_a_character_without_a_token_is_named(pocket: LlamaSpeaker, qwen: LlamaSpeaker) -> None:
-    with pytest.raises(InvalidRequestError, match="cannot say: 'é', '中'") as caught:
-        pocket.tokenize("a é b 中 c é")
+    with pytest.raises(InvalidRequestError, match="cannot say: '中', 'ø'") as caught:
+        pocket.tokenize("a é b 中 c 🎉 ø")
     assert caught.value.param == "input"
-    assert qwen.tokenize("a é b 中 c é")
+    assert qwen.tokenize("a é b 中 c 🎉 ø")
+
+
+def test_accents_and_symbols_without_tokens_are_left_out(pocket: LlamaSpeaker) -> None:
+    written = "Café — “don’t”… Yes! 🎉"  # noqa: RUF001 - marks of print
+    assert pocket.tokenize(written) == pocket.tokenize('Cafe - "don\'t"... Yes!')
+    assert pocket.tokenize("🎉 ❤️") == ()
 
 
 def test_a_text_cannot_end_itself(qwen: LlamaSpeaker) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
+from unicodedata import combining, normalize
 
 import attrs
 
@@ -47,6 +48,8 @@ _LOGITS = 64 * 2**20
 _MAX_BATCH = 512
 #: Characters that an error names.
 _MAX_SHOWN = 5
+#: Marks of print, and what stands for them in vocabularies without them.
+_ASCII = str.maketrans("‘’“”–—", "''\"\"--")  # noqa: RUF001 - these are the marks
 #: llama.cpp's kinds of positions with sections: MROPE and IMROPE.
 _MROPE = (8, 40)
 
@@ -149,13 +152,27 @@ class LlamaSpeaker(SpeechBackend):
 
     def tokenize(self, text: str) -> tuple[TokenId, ...]:
         """Make a piece of a task of a text, as `SpeechBackend` has it."""
-        tokens, unknown = self._family.tokenize(text), self.vocab.unknown
-        if unknown.isdisjoint(tokens):
+        tokens = self._family.tokenize(text)
+        if self.vocab.unknown.isdisjoint(tokens):
             return tokens
-        letters = dict.fromkeys(text)
-        missing = [one for one in letters if not unknown.isdisjoint(self.vocab.tokenize(one))]
-        shown = ", ".join(map(repr, missing[:_MAX_SHOWN])) or "some of them"
-        raise InvalidRequestError.at("input", f"has characters that the model cannot say: {shown}.")
+        missing = [one for one in dict.fromkeys(text) if self._lacks(one)]
+        instead = {ord(one): self._plainer(one) for one in missing}
+        if letters := [one for one in missing if not instead[ord(one)]]:
+            shown = ", ".join(map(repr, letters[:_MAX_SHOWN]))
+            problem = f"has characters that the model cannot say: {shown}."
+            raise InvalidRequestError.at("input", problem)
+        return self._family.tokenize(text.translate(instead))
+
+    def _lacks(self, text: str) -> bool:
+        return not self.vocab.unknown.isdisjoint(self.vocab.tokenize(text))
+
+    def _plainer(self, character: str) -> str:
+        """Find what to say for a character: one without its accent, a blank for a symbol."""
+        parts = normalize("NFKD", character.translate(_ASCII))
+        plain = "".join(one for one in parts if not combining(one))
+        if plain and not self._lacks(plain):
+            return plain
+        return "" if character.isalnum() else " "
 
     def take_voice(self, recording: DecodedAudio) -> Voice:
         """Take the voice of a recording, as `SpeechBackend` has it."""
