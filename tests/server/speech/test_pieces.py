@@ -2,6 +2,9 @@
 
 # ruff: noqa: RUF001 - the texts are in several scripts
 
+from time import process_time
+
+import pytest
 from hypothesis import given, strategies as st
 
 from trioserve.server.speech.pieces import Cutter, Sentences, sentences_of, without_marks
@@ -111,3 +114,10 @@ def test_a_text_without_an_end_does_not_gather() -> None:
 def test_marks_are_not_spoken() -> None:
     text = "# Title\n\n- **One** `two`\n> three [four](http://five)\n---\n2 * 3 - 1, x-y"
     assert " ".join(without_marks(text).split()) == "Title One two three four 2 3 - 1, x-y"
+
+
+@pytest.mark.parametrize("part", ["[", "![", "[a](", "[a](b", "*", "`", "\n- ", "#"])
+def test_marks_are_found_in_time_that_grows_with_the_text(part: str) -> None:
+    began = process_time()
+    without_marks(part * (50_000 // len(part)))
+    assert process_time() - began < 1
