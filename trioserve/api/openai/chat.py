@@ -292,7 +292,7 @@ async def _speak_chat(
         said: AssistantMessage = written.choices[0].message
         if sound:
             said.audio = SpokenAnswer.of(sound, answer.message.content)
-        said.content = None
+            said.content = None
         return written
 
     return long_json(whole, size_of_outputs([answer]) + len(sound) // 24)
