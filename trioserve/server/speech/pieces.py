@@ -30,8 +30,8 @@ def sentences_of(text: str, language: str = "") -> list[str]:
     return found
 
 
-#: A link or an image of Markdown, whose text is spoken; and marks that are not. Texts of nothing but
-#: brackets take no longer than others.
+#: A link or an image of Markdown, whose text is spoken; and marks that are not. A text of nothing
+#: but brackets takes no longer than others.
 _LINK = re.compile(r"!?\[([^\[\]\n]*)\]\([^)\n]{0,1000}\)")
 _MARKS = re.compile(r"[*`~|]+|^\s{0,3}(?:#{1,6}|>+|[-+]|={3,}|-{3,}|_{3,})(?=\s|$)", re.MULTILINE)
 
