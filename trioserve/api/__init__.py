@@ -28,11 +28,11 @@ from trioserve.api import (
     vllm,
 )
 from trioserve.api.base import vendors
-from trioserve.api.base.chat_request import ChatRequest
 from trioserve.api.base.routes import Route
 from trioserve.api.edge.app import App
 from trioserve.api.openai import responses
 from trioserve.api.openai.responses.request import StoringRequest
+from trioserve.api.openai.spoken import SpokenChatRequest
 from trioserve.api.service import AppState, Service
 from trioserve.api.tools import proxy, routes as tools
 
@@ -71,7 +71,7 @@ def _add(app: App, state: AppState, routes: Iterable[Route]) -> None:
         answer = state.answer_of(route)
         if route.takes is not None and issubclass(route.takes, StoringRequest):
             answer = stored.stored(route, state, answer)
-        if route.takes is ChatRequest and not route.path.endswith("/input_tokens"):
+        if route.takes is SpokenChatRequest:
             answer = stored.stored_chats(state, answer)
         answer = state.patient(route, answer)
         if route.header:

@@ -60,6 +60,15 @@ async def test_a_stream_has_transcript_and_sound() -> None:
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stored_chat_keeps_the_transcript(stream: bool) -> None:
+    async with client_of(answers(ANSWER)) as client:
+        await client.post(ROUTE, json=body(stream=stream, store=True))
+        (kept,) = (await client.get(ROUTE)).json()["data"]
+        message = kept["choices"][0]["message"]
+        assert message["content"] == ANSWER and "audio" not in message
+
+
 async def test_the_first_sentence_is_spoken_before_the_answer_ends() -> None:
     """The model goes on when the first sound has come."""
     may_go_on, token = trio.Event(), trio.lowlevel.current_trio_token()

@@ -12,6 +12,8 @@ from functools import partial
 from typing import Any
 
 import attrs
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from trioserve.api.base import sse
 from trioserve.api.base.answers import Answer
@@ -111,7 +113,7 @@ class _Keeping:
             return reply
         assert isinstance(reply, Json)
         whole = await offload(reply.make, size := PER_NUMBER * reply.size, LONG)
-        await self._add(whole, size)
+        await self._add(_as_text(whole), size)
         return attrs.evolve(reply, make=lambda: whole)
 
     async def _at_end(self, reply: Stream[Any], kept: _Kept, data: bytes) -> bytes:
@@ -131,6 +133,15 @@ class _Keeping:
         parts, own, answer = (INPUT, self.messages), self.shelf.owner, [Part(0, "", data)]
         then = partial(Records.append, id=id_, side=OUTPUT, parts=answer)
         await self.shelf.store.add(id_, KIND, own, body, parts=parts, then=then)
+
+
+def _as_text(whole: ChatCompletion) -> ChatCompletion:
+    """Put the transcript of a spoken answer in place of its sound."""
+    (choice, *_), audio = whole.choices, whole.choices[0].message.audio
+    if audio is UNSET:
+        return whole
+    message = replace(choice.message, content=audio.transcript, audio=UNSET)
+    return replace(whole, choices=[replace(choice, message=message)])
 
 
 class _Kept:
