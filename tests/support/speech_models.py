@@ -338,7 +338,7 @@ def write_qwen(
     projector = _File(pair.projector, "clip", seed)
     _describe_parts(projector, "qwen3tts", _PREDICTOR, width, 3, 2)
     projector.writer.add_uint32("clip.audio.num_mel_bins", 128)
-    projector.finish(_qwen_shapes(width), change_projector, {})
+    projector.finish(_qwen_shapes(width), change_projector, quantized)
     return pair
 
 

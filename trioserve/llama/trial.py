@@ -91,6 +91,8 @@ def try_out(
 def _speak(speaker: LlamaSpeaker, *, everything: bool) -> None:
     """Say the beginning of a text, without a voice and with that of a second of sound."""
     last_word.names(*speaker.file_names)
+    if everything:
+        speaker.check_codes()
     # Not every vocabulary has all of the letters.
     pieces = [speaker.vocab.tokenize(_TEXT)[: speaker.max_piece] or (0,)]
     voices: list[Voice | None] = [None]

@@ -56,6 +56,34 @@ def test_a_projector_that_would_end_the_server_ends_that_process(
     assert str(pair.projector) in caught.value.message
 
 
+def _not_finite(tensors: dict[str, NDArray[np.floating]]) -> None:
+    tensors["a.gen.code.embd.weight"][3, 5] = np.nan
+
+
+def _one_less(tensors: dict[str, NDArray[np.floating]]) -> None:
+    tensors["a.gen.code.embd.weight"] = tensors["a.gen.code.embd.weight"][:, :-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "problem"),
+    [
+        (_not_finite, "F32", "rows for codes that are not finite"),
+        (_not_finite, "F16", "rows for codes that are not finite"),
+        (_one_less, "F32", "lacks rows for some of its codes"),
+    ],
+)
+def test_codes_that_would_end_the_server_later_are_found(
+    tmp_path: Path, change: Callable[..., None], kind: str, problem: str
+) -> None:
+    """A code may be chosen for the first time after hours."""
+    (sound := tmp_path / "sound").mkdir()
+    quantized = {"a.gen.code.embd.weight": kind}
+    with closing(load(write_qwen(sound, quantized=quantized))):
+        pass
+    with pytest.raises(ModelLoadError, match=problem):
+        load(write_qwen(tmp_path, change_projector=change, quantized=quantized))
+
+
 def test_files_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = write_pocket(tmp_path)
     with closing(load(pair)):

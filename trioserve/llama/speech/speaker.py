@@ -30,7 +30,7 @@ from trioserve.llama.speech.generator import FAMILIES, SpeechGenerator
 from trioserve.llama.speech.parts import Parts
 from trioserve.llama.speech.pocket import FRAME_RATE, Pocket, PocketUtterance
 from trioserve.llama.speech.qwen import Qwen, QwenUtterance
-from trioserve.llama.speech.token_rows import TokenRows
+from trioserve.llama.speech.token_rows import TokenRows, check_codes
 from trioserve.llama.vocab import LlamaVocab
 from trioserve.log import get_logger
 from trioserve.models import resolve_projector
@@ -144,6 +144,10 @@ class LlamaSpeaker(SpeechBackend):
     def file_names(self) -> tuple[str, str]:
         """The files, for errors."""
         return f"the model file {self.info.path}", f"the projector {self._projector.path}"
+
+    def check_codes(self) -> None:
+        """Check the rows of the projector's codes; see `token_rows.check_codes`."""
+        check_codes(self._projector.path, self._generator.width)
 
     def set_threads(self, count: int) -> None:
         """Compute with `count` threads from the next batch on."""

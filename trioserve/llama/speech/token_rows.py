@@ -9,6 +9,7 @@ where each row is, and ggml's public functions turn it into numbers, of whatever
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,13 @@ from trioserve.types import TokenId
 
 _NAME = b"token_embd.weight"
 _F32 = 0
+
+#: In a projector: a row for each code of a frame and for each of the model's, and what chooses one.
+_CODES, _FIRST_CODES, _HEADS = (
+    b"a.gen.code.%s.weight" % part for part in (b"embd", b"out_embd", b"head")
+)
+#: Bytes that are checked at once.
+_PART = 2**20
 
 
 class _Traits(ctypes.Structure):
@@ -95,6 +103,45 @@ class TokenRows:
         return row
 
 
+def check_codes(projector: Path, width: int) -> None:
+    """Check that each code of a frame has a row of finite numbers. libmtmd takes that for granted.
+
+    Otherwise the process would end when such a code is chosen, which may be after hours.
+
+    Raises:
+        ModelLoadError: one has none.
+    """
+    with gguf.read(projector) as header:
+        tensors = {one.name: one for one in header.tensors()}
+        start = header.data_start()
+    if not {_CODES, _HEADS} <= tensors.keys():
+        return  # a family without codes
+    (_, *sizes), (_, *chosen) = tensors[_CODES].shape, tensors[_HEADS].shape
+    if len(sizes) != len(chosen) or any(size < n for size, n in zip(sizes, chosen, strict=True)):
+        raise ModelLoadError(f"The projector {projector} lacks rows for some of its codes.")
+    with projector.open("rb") as file:
+        for tensor in (tensors[_CODES], tensors.get(_FIRST_CODES)):
+            if tensor is not None:
+                file.seek(start + tensor.offset)
+                _check_numbers(file, tensor, width, projector)
+
+
+def _check_numbers(file: IO[bytes], tensor: gguf.Tensor, width: int, path: Path) -> None:
+    row_size, to_float = _reader(tensor.kind, width, path)
+    n_rows = math.prod(tensor.shape[1:])
+    step = max(1, _PART // row_size)
+    for first in range(0, n_rows, step):
+        n = min(step, n_rows - first)
+        data = file.read(n * row_size)
+        if to_float is None:
+            numbers = np.frombuffer(data, np.float32)
+        else:
+            numbers = np.empty(n * width, np.float32)
+            to_float(data.ljust(n * row_size), numbers.ctypes.data, n * width)
+        if not np.isfinite(numbers).all():
+            raise ModelLoadError(f"The projector {path} has rows for codes that are not finite.")
+
+
 def _find(path: Path) -> tuple[Path, gguf.Tensor, int]:
     """Find the matrix in the files of a model, and where the data begin there."""
     for part in gguf.parts_of(path):
@@ -118,5 +165,5 @@ def _reader(kind: int, width: int, path: Path) -> tuple[int, Any]:
     # The structure may be another one in another version.
     is_known = traits.to_float and traits.type_size == functions.ggml_type_size(kind)
     if not is_known or traits.blck_size < 1 or width % traits.blck_size:
-        raise ModelLoadError(f"The tokens of {path} are of a type that is not supported, {kind}.")
+        raise ModelLoadError(f"Rows of {path} are of a type that is not supported, {kind}.")
     return traits.type_size * (width // traits.blck_size), _ToFloat(traits.to_float)
