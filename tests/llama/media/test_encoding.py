@@ -64,6 +64,7 @@ def test_after_an_interrupt_one_more_node_is_computed_at_most(clock: Clock) -> N
     interrupt.set()
     assert n_computed(interrupt, clock, 100, 1.0) == [1]
     assert interrupt.end()
+    assert n_computed(interrupt, clock, 100, 1.0) == []  # of a frame of speech, say, all
     interrupt.set()  # nothing runs
     interrupt.start()
     assert not interrupt.end()

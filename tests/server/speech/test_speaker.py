@@ -29,7 +29,7 @@ from trioserve.server import RequestContext, Server
 from trioserve.server.observers.observer import RequestRecord
 from trioserve.server.speech.speech import SpeechParams
 from trioserve.testing import ScriptedBackend, ScriptedSpeaker, heard
-from trioserve.types import CancelReason, DecodedAudio, FinishReason, SpeechTask, TokenId, Voice
+from trioserve.types import CancelReason, DecodedAudio, FinishReason, SpeechTask, Voice
 
 
 def speaking(speaker: ScriptedSpeaker | None = None, **config: Any) -> Server:
@@ -156,26 +156,6 @@ async def test_what_cannot_be_spoken_is_refused() -> None:
         for language in ("en", "EN-us", "german"):
             assert heard((await server.speak("Hi.", language=language)).samples) == "Hi."
         await server.speak("Hi.", voice="alloy")
-
-
-class Ascii(ScriptedSpeaker):
-    """Knows no other characters."""
-
-    def tokenize(self, text: str) -> tuple[TokenId, ...]:
-        if not text.isascii():
-            raise InvalidRequestError("It has characters that the model cannot say.")
-        return super().tokenize(text)
-
-
-async def test_symbols_that_a_model_does_not_know_are_left_out() -> None:
-    async with speaking(Ascii()) as server:
-        smiling = await server.speak("Hi \N{GRINNING FACE}\ufe0f you.")
-        assert heard(smiling.samples) == "Hi    you."
-        with pytest.raises(InvalidRequestError, match="cannot say") as caught:
-            await server.speak("Hi, Zo\xeb.")
-        assert caught.value.param == "input"
-        with pytest.raises(InvalidRequestError, match="'input' has nothing to say"):
-            await server.speak("\N{GRINNING FACE}" * 3)
 
 
 async def test_a_server_without_a_speaker_says_so() -> None:

@@ -84,8 +84,8 @@ class EncodingInterrupt:
     def end(self) -> bool:
         """Note that it has ended; returns whether it was ended early."""
         with self._lock:
-            self._is_running = False
-            return self._is_set
+            was_set, self._is_running, self._is_set = self._is_set, False, False
+            return was_set
 
     def set(self) -> None:
         """End the encoding that runs; without one, do nothing. From any thread."""

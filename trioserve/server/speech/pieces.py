@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from unicodedata import category
 
 import attrs
 from sentencex import segment
@@ -39,20 +38,6 @@ _MARKS = re.compile(r"[*`~|]+|^\s{0,3}(?:#{1,6}|>+|[-+]|={3,}|-{3,}|_{3,})(?=\s|
 def without_marks(text: str) -> str:
     """Remove the marks of Markdown."""
     return _MARKS.sub("", _LINK.sub(r"\1", text))
-
-
-#: Categories of characters that have no sound: emoji with their modifiers, and control characters.
-_SILENT = frozenset({"So", "Sk", "Cc", "Cf"})
-_SELECTOR = "\ufe0f"  # of the form of an emoji
-
-
-def without_symbols(text: str) -> str:
-    """Replace what has no sound by spaces, as a model may not know it."""
-    return "".join(" " if _is_silent(each) else each for each in text)
-
-
-def _is_silent(character: str) -> bool:
-    return character == _SELECTOR or category(character) in _SILENT
 
 
 #: Characters after which a text without an end of a sentence is cut at white space.

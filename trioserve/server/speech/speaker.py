@@ -12,7 +12,6 @@ import attrs
 from trioserve.engine import SpeechEngine
 from trioserve.errors import InvalidRequestError
 from trioserve.fair_limiter import Workers
-from trioserve.left_out import leave_out
 from trioserve.server.context import RequestContext
 from trioserve.server.generation.requests import Requests
 from trioserve.server.observers.observer import SPEECH
@@ -94,21 +93,13 @@ class Speaker:
 
     def _pieces(self, text: str, params: SpeechParams) -> list[tuple[TokenId, ...]]:
         """Tokenize the pieces of a text that have anything to say."""
-        from trioserve.server.speech.pieces import Cutter, without_symbols
+        from trioserve.server.speech.pieces import Cutter
 
         tokenize, most = self._engine.backend.tokenize, self._engine.backend.max_piece
         language = self.languages.code_of(params.language)
         cutter = Cutter(lambda piece: len(tokenize(piece)), most, language)
-
-        def tokenized(text: str) -> list[tuple[TokenId, ...]]:
-            return [tokens for piece in cutter.cut(text) if (tokens := tokenize(piece))]
-
         try:
-            try:
-                pieces = tokenized(text)
-            except InvalidRequestError:
-                pieces = tokenized(without_symbols(text))
-                leave_out("symbols in texts to speak", "the model cannot say them")
+            pieces = [tokens for piece in cutter.cut(text) if (tokens := tokenize(piece))]
         except InvalidRequestError as error:
             error.param = params.param
             raise
