@@ -15,6 +15,7 @@ from tests.support.speech_models import FRAME, SpeechPair, write_pocket, write_q
 from trioserve.concurrency import all_of
 from trioserve.config import Config
 from trioserve.errors import ModelLoadError
+from trioserve.models import BUNDLED
 from trioserve.server import Server
 from trioserve.server.speech.speech import SpeechParams
 
@@ -54,6 +55,7 @@ async def test_texts_are_spoken_at_once_and_alone(
         np.testing.assert_array_equal((await speak()).samples, alone.samples)
         chat = await server.chat([{"role": "user", "content": "Hi"}], max_tokens=4)
         assert chat.finished.timings.predicted_n
+        assert len((await server.embed("a")).vectors) == 1  # of the model that writes
 
 
 async def test_a_bad_file_ends_the_start(tmp_path: Path) -> None:
@@ -62,3 +64,17 @@ async def test_a_bad_file_ends_the_start(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError):
         async with serve(pair):
             raise AssertionError("it has started")
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"tts": str(BUNDLED), "tts_mmproj": "x.gguf"}, "No such file|does not sp"),
+        ({"tts": "x.gguf"}, "No such file"),
+        ({"tts": "."}, "is a directory"),
+    ],
+)
+async def test_what_cannot_speak_is_refused_at_start(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ModelLoadError, match=problem):
+        async with Server(Config(**fields, trial_load=False, mmproj_auto=False)):
+            pass
