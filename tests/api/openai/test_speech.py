@@ -194,7 +194,7 @@ async def test_eight_clients_are_served_at_once() -> None:
         ({"input": ["a"]}, "input", "must be a string of at most 4096 characters."),
         ({"input": "a" * 4097}, "input", "must be a string of at most 4096 characters."),
         ({"voice": 5}, "voice", "must be the name of a voice, or an object with the name as its"),
-        ({"voice": "nobody"}, "voice", "is not known; there are default."),
+        ({"voice": "nobody"}, "voice", "is not known; the voices are: default."),
         ({"language": "tlh"}, "language", "is not spoken by this model; it speaks de, en."),
         ({"response_format": "m4b"}, "response_format", 'must be "mp3", "opus",'),
         ({"stream_format": "ws"}, "stream_format", 'must be "audio" or "sse".'),

@@ -139,7 +139,7 @@ async def test_openais_sdk_gets_both() -> None:
             "audio.format",
             'must be "pcm16" in streams for answers that are spoken.',
         ),
-        ({"audio": {"voice": "nobody"}}, "audio.voice", "is not known; there are default."),
+        ({"audio": {"voice": "nobody"}}, "audio.voice", "is not known; the voices are: default."),
         ({"audio": {"voice": 7}}, "audio.voice", "must be the name of a voice, or an object"),
         ({"audio": {"format": "mp4"}}, "audio.format", 'must be "wav", "aac", "mp3", "flac",'),
     ],

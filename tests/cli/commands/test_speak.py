@@ -88,7 +88,7 @@ def test_what_the_server_refuses_leaves_no_file(
     target = tmp_path / "a.wav"
     target.write_bytes(b"older")
     for argv, message in (
-        (["--voice", "nobody"], "'voice' is not known; there are default"),
+        (["--voice", "nobody"], "'voice' is not known; the voices are: default"),
         (["--speed", "9"], "'speed' must be between 0.25 and 4"),
         (["--language", "xx"], "'language' is not spoken"),
     ):

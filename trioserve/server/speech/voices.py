@@ -85,7 +85,7 @@ def check_voice(name: str, voices: Collection[str], param: str = "voice") -> str
         leave_out(f"{param} {name}", f"no recording has this name; {DEFAULT_VOICE} speaks")
         return DEFAULT_VOICE
     known = ", ".join(sorted(voices))
-    raise InvalidRequestError.at(param, f"is not known; there are {known}.")
+    raise InvalidRequestError.at(param, f"is not known; the voices are: {known}.")
 
 
 class Voices(dict[str, Voice | None]):
