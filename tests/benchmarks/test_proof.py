@@ -23,7 +23,7 @@ from benchmarks.servers import BASE, OURS, Command, Flags, Target, TargetError, 
 from benchmarks.stats import Metric, Sample, ratio
 from trioserve.bench.stats import Spread
 
-PROGRAMS = ("cancel", "gguf_maker", "gpu", "pair", "proof", "trace", "wakeups")
+PROGRAMS = ("cancel", "gguf_maker", "gpu", "pair", "proof", "speech", "trace", "wakeups")
 
 
 @pytest.mark.system
