@@ -221,7 +221,7 @@ RAY ?=
 RAY_VENV := .venv-ray$(if $(RAY),-$(RAY))
 
 test-ray:
-	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS='media tools ray' GROUPS=test CONSTRAINTS= \
+	@$(MAKE) --no-print-directory VENV=$(RAY_VENV) EXTRAS='media speech tools ray' GROUPS=test CONSTRAINTS= \
 		$(if $(RAY),MORE="'ray[serve]==$(RAY)' 'protobuf<7'") $(RAY_VENV)/.installed-dev
 	@TEST_RAY=1 $(RAY_VENV)/bin/python -m pytest tests/ray tests/ray_cluster $(PYTEST_ARGS)
 
@@ -241,7 +241,7 @@ test-lowest:
 	@.venv-lowest/bin/python -c 'import tomllib; settings = tomllib.load(open("pyproject.toml", "rb")); \
 		extras = settings["project"]["optional-dependencies"]; \
 		print(*(one.replace(">=", "==") for one in [*settings["project"]["dependencies"], *extras["media"], \
-		*extras["tools"], *settings["dependency-groups"]["test"]]), sep="\n")' \
+		*extras["tools"], extras["speech"][0], *settings["dependency-groups"]["test"]]), sep="\n")' \
 		> .venv-lowest/lowest.txt
 	@$(MAKE) --no-print-directory VENV=.venv-lowest GROUPS=test CONSTRAINTS=.venv-lowest/lowest.txt \
 		.venv-lowest/.installed-dev
@@ -273,7 +273,7 @@ distclean: clean
 # -- the environment
 
 # Extras of trioserve, and groups of pyproject.toml, separated by spaces. The bundled model shows what these two add.
-EXTRAS ?= media tools
+EXTRAS ?= media speech tools
 GROUPS ?= dev
 # Requirements beside them.
 MORE ?=

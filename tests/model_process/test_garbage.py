@@ -136,7 +136,7 @@ async def test_an_error_has_no_fields_that_its_class_has(kind: str, fields: dict
     async with one_model(backend) as one, trio.open_nursery() as nursery:
 
         async def fail() -> None:
-            await until(lambda: gate.n_asked)
+            await until(lambda: gate.n_asked and one.child.line._mailboxes)
             (task_id,) = one.child.line._mailboxes
             one.process.say(pack([[5, task_id, {"kind": kind, "fields": fields}]]))
 
