@@ -15,6 +15,7 @@ from trioserve.media.encode import (
     SoundEncoder,
     SoundFormat,
     Tempo,
+    with_lengths,
 )
 
 #: Seconds that an encoder may add: its frames have one length, and some begin with silence.
@@ -113,6 +114,16 @@ def test_a_stream_of_wav_is_read_by_others() -> None:
     with wave.open(BytesIO(data)) as file:
         assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, RATE)
         assert len(file.readframes(RATE)) == 2 * RATE // 2
+
+
+def test_a_whole_wav_tells_its_length() -> None:
+    data = b"".join(encode("wav", tones(0.5), step=480))
+    whole = with_lengths(data[:64], len(data)) + data[64:]
+    assert len(whole) == len(data)
+    with wave.open(BytesIO(whole)) as file:
+        assert file.getnframes() == RATE // 2
+    for head in (whole, data[:20], b"ID3", b""):  # it has one, or is cut, or another format
+        assert with_lengths(head, len(data)) == head
 
 
 def test_an_encoder_can_be_left_in_the_middle() -> None:

@@ -144,6 +144,18 @@ def _joined(frames: Iterator[AudioFrame]) -> Samples:
     return np.concatenate([np.empty(0, np.float32), *parts], dtype=np.float32)
 
 
+def with_lengths(head: bytes, size: int) -> bytes:
+    """Write lengths into the head of a WAV file that ends after `size` bytes.
+
+    `SoundEncoder` sends the head before it knows them. A head that has them stays as it is.
+    """
+    place = head.find(b"data", 12) + 4
+    if head[:4] != b"RIFF" or place < 12 or head[place : place + 4] != b"\xff" * 4:
+        return head
+    whole, data = (n.to_bytes(4, "little") for n in (size - 8, size - place - 4))
+    return b"".join([head[:4], whole, head[8:place], data, head[place + 4 :]])
+
+
 class SoundEncoder:
     """Encodes sound of one channel, and gives the bytes as they are ready.
 

@@ -29,7 +29,7 @@ from trioserve.server.model import LoadedModel
 from trioserve.server.model_server import ModelServer
 from trioserve.server.observers.observer import Observer
 from trioserve.server.prompts.text import AnyPrompt, Messages, n_chars
-from trioserve.server.speech.speech import SpeechParams, SpeechStream
+from trioserve.server.speech.speech import PLAIN, SpeechParams, SpeechStream
 from trioserve.server.stream import Stream
 from trioserve.server.transcription.transcript import TranscriptionParams, TranscriptStream
 from trioserve.tools.registry import ToolRegistry
@@ -192,7 +192,7 @@ class ChildServer(ModelServer):
 
     @asynccontextmanager
     async def speaking(
-        self, text: str, params: SpeechParams, context: RequestContext = ANYONE
+        self, text: str, params: SpeechParams = PLAIN, context: RequestContext = ANYONE
     ) -> AsyncIterator[SpeechStream]:
         """See `ModelServer`."""
         given = (text, params, self._named(context))

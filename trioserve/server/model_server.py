@@ -28,7 +28,7 @@ from trioserve.server.runs.events import RunAnswer
 from trioserve.server.runs.loop import Asked, open_run
 from trioserve.server.runs.params import AnyTool, RunFields, RunParams
 from trioserve.server.runs.run import AgentRun
-from trioserve.server.speech.speech import Speech, SpeechParams, SpeechStream
+from trioserve.server.speech.speech import PLAIN, Speech, SpeechParams, SpeechStream
 from trioserve.server.text_server import TextServer
 from trioserve.server.transcription.transcript import (
     Transcript,
@@ -249,7 +249,7 @@ class ModelServer(TextServer):
 
     @abstractmethod
     def speaking(
-        self, text: str, params: SpeechParams, context: RequestContext = ANYONE
+        self, text: str, params: SpeechParams = PLAIN, context: RequestContext = ANYONE
     ) -> AbstractAsyncContextManager[SpeechStream]:
         """Speak a text as a stream: ``async with server.speaking(...) as stream:``.
 

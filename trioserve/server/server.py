@@ -40,7 +40,7 @@ from trioserve.server.observers.metrics import render_process
 from trioserve.server.observers.observer import Observer
 from trioserve.server.prompts.infill import Gap
 from trioserve.server.prompts.text import AnyPrompt, Messages, PromptLike
-from trioserve.server.speech.speech import SpeechParams, SpeechStream
+from trioserve.server.speech.speech import PLAIN, SpeechParams, SpeechStream
 from trioserve.server.stream import Stream
 from trioserve.server.transcription.transcript import TranscriptionParams, TranscriptStream
 from trioserve.server.usage import Usage
@@ -245,7 +245,7 @@ class Server(EnteredOnce, ModelServer):
 
     @asynccontextmanager
     async def speaking(
-        self, text: str, params: SpeechParams, context: RequestContext = ANYONE
+        self, text: str, params: SpeechParams = PLAIN, context: RequestContext = ANYONE
     ) -> AsyncIterator[SpeechStream]:
         """See `ModelServer`."""
         async with (

@@ -51,6 +51,8 @@ def test_the_ending_is_the_format(say: Say, tmp_path: Path) -> None:
     target.write_bytes(b"older")
     assert say("Good", "morning.", "-o", str(target)) == 0
     assert heard(samples_in(target.read_bytes())) == TEXT
+    with wave.open(str(target)) as file:
+        assert 44 <= target.stat().st_size - 2 * file.getnframes() < 256
     for name, magic in (("a.MP3", b"ID3"), ("a.flac", b"fLaC"), ("a.ogg", b"OggS")):
         assert say(TEXT, "-o", str(tmp_path / name)) == 0
         assert (tmp_path / name).read_bytes().startswith(magic)

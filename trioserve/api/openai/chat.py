@@ -61,6 +61,7 @@ from trioserve.chat.compaction import written as written_messages
 from trioserve.chat.deltas import Message, MessageBuilder
 from trioserve.chat.template.continuation import final_message_deltas
 from trioserve.errors import InvalidRequestError, UnsupportedFieldError
+from trioserve.media.encode import with_lengths
 from trioserve.server import RequestContext
 from trioserve.server.compaction import Compacted, CompactionPlan, limit_of, stream_compacted
 from trioserve.server.generation.text import best_of
@@ -291,7 +292,7 @@ async def _speak_chat(
         written = whole_chat(writer, request, params, [answer])
         said: AssistantMessage = written.choices[0].message
         if sound:
-            said.audio = SpokenAnswer.of(sound, answer.message.content)
+            said.audio = SpokenAnswer.of(with_lengths(sound, len(sound)), answer.message.content)
             said.content = None
         return written
 

@@ -15,9 +15,13 @@ from trioserve.cli.local_server import client_of
 from trioserve.cli.options import Arguments
 from trioserve.cli.signals import run_until_signal
 from trioserve.errors import ConfigError
+from trioserve.media.encode import with_lengths
 
 #: Stands for standard input and standard output.
 _STANDARD = "-"
+
+#: Bytes in which the head of a WAV file is.
+_HEAD = 256
 
 #: The formats of sound, by the endings of files.
 _FORMATS: Mapping[str, str] = {
@@ -93,8 +97,14 @@ def _opened(target: Path) -> Iterator[IO[bytes]]:
     is_plain = not target.exists() or target.is_file()
     path = target.with_name(f".{target.name}.{os.getpid()}.part") if is_plain else target
     try:
-        with path.open("wb") as file:
+        with path.open("w+b" if is_plain else "wb") as file:
             yield file
+            if is_plain:
+                size = file.tell()
+                file.seek(0)
+                head = with_lengths(file.read(_HEAD), size)
+                file.seek(0)
+                file.write(head)
         if is_plain:
             path.replace(target)
     except OSError as error:

@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 
 from trioserve.fair_limiter import sound_threads
-from trioserve.media.encode import Samples, SoundEncoder, SoundFormat, Tempo
+from trioserve.media.encode import Samples, SoundEncoder, SoundFormat, Tempo, with_lengths
 from trioserve.server.speech.recordings import DEFAULT_VOICE
 from trioserve.types import Sound, Spoken, Timings
 
@@ -40,6 +40,10 @@ class SpeechParams:
     param: str = attrs.field(default="input", eq=False)
 
 
+#: How a text is spoken where nothing is said about it.
+PLAIN = SpeechParams()
+
+
 @attrs.frozen(kw_only=True)
 class Speech:
     """A text as sound."""
@@ -58,7 +62,8 @@ class Speech:
     def encoded(self, format: SoundFormat = "wav") -> bytes:
         """Return the bytes of a file. A minute of speech takes up to a second: use a thread."""
         encoder = SoundEncoder(format, self.rate)
-        return encoder.feed(self.samples) + encoder.finish()
+        data = encoder.feed(self.samples) + encoder.finish()
+        return with_lengths(data, len(data))
 
 
 class SpeechStream:
