@@ -149,7 +149,9 @@ async def test_what_cannot_be_spoken_is_refused() -> None:
         for text in ("", "  \n "):
             with pytest.raises(InvalidRequestError, match="'input' has nothing to say"):
                 await server.speak(text)
-        with pytest.raises(InvalidRequestError, match="'voice' is not known; the voices are: default"):
+        with pytest.raises(
+            InvalidRequestError, match="'voice' is not known; the voices are: default"
+        ):
             await server.speak("Hi.", voice="anna")
         with pytest.raises(InvalidRequestError, match=r"'language' is not spoken .* de, en"):
             await server.speak("Hi.", language="fr")
