@@ -234,7 +234,7 @@ def write_projector(
             file.writer.add_uint32(f"clip.{key}.{name}", number)
         file.writer.add_float32(f"clip.{key}.attention.layer_norm_epsilon", EPSILON)
     file.writer.add_uint32("clip.audio.num_mel_bins", 1)
-    file.writer.add_string("clip.gen.audio.model_variant", "english")
+    file.writer.add_string("clip.gen.audio.model_variant", "bundled")
     for prefix, named in (
         ("a", idle(width)),
         ("a.gen", flow(speaker, mean, deviation)),

@@ -38,14 +38,16 @@ class Pack:
     temperature: float = 0.0  # 0: as libmtmd has it
     n_after_end: int = 0  # frames; 0: by the length of the text
     pads_short: bool = False
+    max_piece: int = MAX_PIECE
 
 
-#: libmtmd's table.
+#: libmtmd's table, and the bundled voice, which loses its place in long sentences.
 _PACKS: Mapping[str, Pack] = {
     "english": Pack(0.3),
     "english_2026-01": Pack(0.7, pads_short=True),
     "english_2026-04": Pack(0.3),
     "french_24l": Pack(0.7, n_after_end=8),
+    "bundled": Pack(0.3, max_piece=32),
 }
 
 
@@ -53,11 +55,11 @@ class Pocket:
     """Texts as this family takes them."""
 
     languages: Sequence[str] = ()
-    max_piece = MAX_PIECE
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.pack = _PACKS.get(parts.generator.variant, Pack())
+        self.max_piece = self.pack.max_piece
         begin = parts.tokens.get(b"<|audio_bos|>")
         if begin is None:
             raise ModelLoadError(f"The vocabulary of {parts.path} lacks <|audio_bos|>.")
