@@ -131,6 +131,22 @@ async def test_a_speaker_that_fails_fails_alone() -> None:
         assert await is_at_rest(server)
 
 
+class Broken(ScriptedSpeaker):
+    """Has a defect: its engine breaks."""
+
+    def utterance(self, task: SpeechTask) -> Any:
+        raise RuntimeError("a defect")
+
+
+async def test_a_broken_engine_of_speech_leaves_chats_alone() -> None:
+    async with speaking(Broken()) as server:
+        for _ in range(2):
+            with pytest.raises(EngineError):
+                await server.speak("Good.")
+        assert (await server.complete("a", max_tokens=2)).text
+        assert server.lifecycle.failure.value is None
+
+
 async def test_a_slow_reader_pauses_its_speaker() -> None:
     speaker = ScriptedSpeaker(n_ctx_seq=2**14, max_piece=2**12)
     async with (

@@ -202,7 +202,7 @@ class ModelLifecycle:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._room())
             loop, dispatcher = await stack.enter_async_context(running)
-            speaking = speech_of(self._resources, loop, self._drive, self.failure)
+            speaking = speech_of(self._resources, loop, self._drive)
             speech = await stack.enter_async_context(speaking)
             voices = None if speech is None else sorted(speech.voices)
             introduce = partial(LoadedModel.introduce, loop, config, voices)

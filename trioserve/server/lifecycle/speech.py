@@ -33,7 +33,6 @@ async def speech_of(
     resources: ServerResources,
     text: EngineLoop,
     drive: Driver,
-    failure: AsyncValue[EngineError | None],
 ) -> AsyncIterator[SpeechParts | None]:
     """Run the engine of the model that speaks during a block; None: the server does not speak.
 
@@ -46,6 +45,7 @@ async def speech_of(
         yield None
         return
     config = resources.config
+    failure: AsyncValue[EngineError | None] = AsyncValue(None)  # its own: chats go on without it
     async with engine_of(config, load, SpeechEngine, drive, failure) as (engine, dispatcher):
         assert isinstance(engine, SpeechEngine)
         dispatcher.step = resources.step
